@@ -1,0 +1,231 @@
+"""Runs a workload through a real vLLM engine in a process of its own and says what it held.
+
+This side describes the work and reads the answer; it imports no vLLM. The other side is
+`engine_process`, which receives a `Workload` as JSON on stdin and answers with JSON lines on stdout.
+A process per run, because vLLM, the patch and the environment they read are decided once a process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+MODELS = Path(__file__).with_name("models")
+_LINES_SHOWN = 30
+
+
+class EngineError(Exception):
+    """The engine process failed; the message ends with what it printed last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something a client does to the engine.
+
+    Attributes:
+        do: what.
+        request: whose; not used by ``reset_prefix_cache``.
+        at: number of scheduled steps to wait for; None waits until no request is left.
+        prompt: pieces ``(seed, tokens)``; equal pieces are equal text, so prompts can share a prefix.
+        output: tokens to generate.
+    """
+
+    do: Literal["add", "abort", "reset_prefix_cache"]
+    request: str = ""
+    at: int | None = 0
+    prompt: tuple[tuple[int, int], ...] = ()
+    output: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One engine and what is done to it, in order.
+
+    Attributes:
+        actions: what clients do.
+        model: folder below `MODELS` (config only; the weights are made from a seed).
+        lag: steps scheduled but not yet settled; 0 is synchronous scheduling.
+        budget: ``max_num_batched_tokens``.
+        pool: blocks in the pool; None lets vLLM size it, which is roomy here.
+        cache_mode: ``mamba_cache_mode``.
+        max_tokens: ``max_model_len``.
+        options: further engine arguments.
+    """
+
+    actions: tuple[Action, ...]
+    model: str = "qwen3_next"
+    lag: int = 1
+    budget: int = 2560
+    pool: int | None = None
+    cache_mode: Literal["align", "all", "none"] = "align"
+    max_tokens: int = 65_536
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, text: str) -> Workload:
+        """The inverse of `to_json`."""
+        data = json.loads(text)
+        actions = (
+            Action(**(action | {"prompt": tuple(map(tuple, action["prompt"]))}))
+            for action in data.pop("actions")
+        )
+        return cls(actions=tuple(actions), **data)
+
+    def to_json(self) -> str:
+        """As one line of JSON."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The scheduler's state right after one step was scheduled.
+
+    Attributes:
+        tokens: tokens scheduled in this step.
+        seconds: since the first action.
+        used: blocks of the pool in use.
+        states: per request and Mamba group, the table indices that hold a state.
+        preempted: requests rolled back since the step before, for want of blocks.
+    """
+
+    tokens: int
+    seconds: float
+    used: int
+    states: Mapping[str, list[list[int]]]
+    preempted: int
+
+    @property
+    def live(self) -> int:
+        """Most states that one request holds in one Mamba group."""
+        return max((len(group) for groups in self.states.values() for group in groups), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request got.
+
+    Attributes:
+        tokens: generated token ids.
+        logprobs: log probability of each of them.
+        cached: prompt tokens served from the prefix cache.
+        first_token: seconds from the request to its first token; None if it got none.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    cached: int = 0
+    first_token: float | None = None
+
+    @property
+    def sha(self) -> str:
+        """Digest of the generated tokens, short enough for a table."""
+        return hashlib.sha256(json.dumps(self.tokens).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRun:
+    """What one engine did with a workload.
+
+    Attributes:
+        vllm: vLLM's version.
+        verdict: reason code of this package in that process, or ``off``.
+        freed_beyond_stock: states freed that stock vLLM would have kept.
+        block: Mamba block size, in tokens.
+        groups: Mamba groups that share the pool.
+        steps: one entry per step that scheduled tokens.
+        answers: by request; the last one where an id was used again.
+        pool: blocks in the pool, the null block left out.
+        free_after: blocks free when everything has ended.
+        referenced_after: blocks somebody still refers to then, the null block left out.
+        watermarks_after: watermarks left then.
+    """
+
+    vllm: str
+    verdict: str
+    freed_beyond_stock: int
+    block: int
+    groups: int
+    steps: list[Step]
+    answers: dict[str, Answer]
+    pool: int
+    free_after: int
+    referenced_after: int
+    watermarks_after: int
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> EngineRun:
+        """From decoded JSON, as `dataclasses.asdict` gives it."""
+        steps = [Step(**step) for step in data.pop("steps")]
+        answers = {name: Answer(**answer) for name, answer in data.pop("answers").items()}
+        return cls(steps=steps, answers=answers, **data)
+
+    @property
+    def peak(self) -> int:
+        """Most states that one request ever held in one Mamba group."""
+        return max((step.live for step in self.steps), default=0)
+
+    @property
+    def scheduled(self) -> int:
+        """Tokens scheduled, those computed again after a roll-back included."""
+        return sum(step.tokens for step in self.steps)
+
+    @property
+    def preemptions(self) -> int:
+        """Roll-backs of a request for want of blocks."""
+        return sum(step.preempted for step in self.steps)
+
+
+def run(
+    workload: Workload,
+    *,
+    patched: bool = True,
+    path: str | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> EngineRun:
+    """Run a workload in a new process.
+
+    Args:
+        workload: what to run.
+        patched: False sets ``MAMBA_RETIRE=off``: stock vLLM, the control.
+        path: ``PYTHONPATH`` of the process (which vLLM); by default the caller's own.
+        on_step: called with the tokens of each step while it runs.
+
+    Raises:
+        EngineError: the process failed.
+    """
+    environment = os.environ | {"MAMBA_RETIRE": "auto" if patched else "off"}
+    if path is not None:
+        environment["PYTHONPATH"] = path
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.engine_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+        )
+        assert process.stdin and process.stdout
+        with process:
+            process.stdin.write(workload.to_json())
+            process.stdin.close()
+            result = None
+            for line in process.stdout:
+                event = json.loads(line)
+                if "step" not in event:
+                    result = event
+                elif on_step is not None:
+                    on_step(event["step"])
+        if process.returncode or result is None:
+            log.seek(0)
+            tail = "".join(log.readlines()[-_LINES_SHOWN:])
+            raise EngineError(f"engine process ended with {process.returncode}:\n{tail}")
+    return EngineRun.from_data(result)
