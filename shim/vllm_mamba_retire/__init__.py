@@ -1,0 +1,108 @@
+"""Brings vLLM's Mamba state retirement fix (vllm#55450) to the release a deployment is pinned to.
+
+Importing this package arms the patch: vLLM's manager module is patched at once if it is imported,
+else when it gets imported. The import itself loads neither vLLM nor torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .record import Record
+    from .verdict import Verdict
+
+__all__ = ["__version__", "activate", "arm", "current", "deactivate"]
+
+MODE_VARIABLE = "MAMBA_RETIRE"
+_MANAGER_MODULE = "vllm.v1.core.single_type_kv_cache_manager"
+
+
+def arm() -> None:
+    """Patch vLLM's manager now, or as soon as it is imported. Idempotent.
+
+    Raises:
+        activation.RequireFailed: ``MAMBA_RETIRE=require`` and vLLM may leak here.
+    """
+    wish = os.environ.get(MODE_VARIABLE, "auto")
+    if wish == "off":
+        return
+    if wish == "require" and "vllm" not in sys.modules:
+        from .activation import require_target
+
+        require_target()
+    if _MANAGER_MODULE in sys.modules:
+        activate()
+    elif "vllm" in sys.modules:
+        _hook_manager_import()
+    elif not any(isinstance(finder, _FirstVllmImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _FirstVllmImport())
+
+
+def activate() -> Verdict | None:
+    """Decide about the imported vLLM and patch it where that is right.
+
+    Returns:
+        The verdict; None where vLLM's manager module is not imported yet.
+
+    Raises:
+        activation.RequireFailed: ``MAMBA_RETIRE=require`` and vLLM may leak here.
+    """
+    if _MANAGER_MODULE not in sys.modules:
+        return None
+    from . import activation
+
+    return activation.activate()
+
+
+def deactivate() -> bool:
+    """Take the patch off; vLLM's methods are the identical objects as before.
+
+    Returns:
+        Whether there was a patch to take off.
+
+    Raises:
+        binding.BindingError: somebody else has replaced our methods since; nothing is changed.
+    """
+    from . import activation
+
+    return activation.deactivate()
+
+
+def current() -> Record | None:
+    """What was decided in this process; None before vLLM's manager module is imported."""
+    from . import activation
+
+    return activation.current()
+
+
+class _FirstVllmImport:
+    """Waits for the first import of vLLM and then sets the real hook.
+
+    wrapt's post-import hook does the work, but wrapt takes several times longer to import than this
+    whole package may; it is loaded when vLLM is, which takes seconds anyway.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "vllm":
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            _hook_manager_import()
+
+
+def _hook_manager_import() -> None:
+    try:
+        import wrapt
+
+        wrapt.register_post_import_hook(lambda _module: activate(), _MANAGER_MODULE)
+    except Exception as error:  # a broken wrapt must not break the import of vLLM
+        from .activation import give_up
+
+        give_up(error)
+
+
+arm()

@@ -1,0 +1,14 @@
+"""Entry point in vLLM's group ``vllm.general_plugins``: called once in every vLLM process."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Arm the patch.
+
+    Raises:
+        vllm_mamba_retire.RequireFailed: ``MAMBA_RETIRE=require`` and vLLM may leak here.
+    """
+    from vllm_mamba_retire import arm
+
+    arm()

@@ -1,0 +1,136 @@
+"""Asks a live `MambaManager` class whether it retires a state that lies before a null gap.
+
+The question is put to the release's own code: its manager, its block pool, its spec, on a pool of
+eight blocks and the smallest table that shows the defect, ``[old, null, committed, in flight]``. The
+probe can fail both ways: on the stock class of a live release it must answer `STOPS_AT_GAP`,
+and any behaviour that is neither the defect nor the fix is `WRONG`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from .verdict import Outcome
+
+_BLOCK = 4  # tokens
+_POOL = 8  # blocks, the null block among them
+_REQUEST = "mamba-retire-probe"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What the class did, and the first thing about it that was not as it should be."""
+
+    outcome: Outcome
+    detail: str
+
+    @property
+    def retires_across_gap(self) -> bool:
+        """Whether the class behaves as vLLM 0.30.0 does."""
+        return self.outcome is Outcome.RETIRES
+
+
+def probe(module: ModuleType, manager_class: type | None = None) -> ProbeResult:
+    """Run the class on the smallest table that shows the defect.
+
+    Args:
+        module: the imported ``single_type_kv_cache_manager`` of some release, 0.25.0 or later.
+        manager_class: class to ask; by default the module's `MambaManager`.
+
+    Returns:
+        The outcome. An exception out of the probed code is an outcome too (`WRONG`).
+    """
+    try:
+        manager = build_manager(module, manager_class or module.MambaManager, _BLOCK, _POOL)
+        return _ask(manager)
+    except Exception as error:
+        return ProbeResult(Outcome.WRONG, f"{type(error).__name__}: {error}")
+
+
+def build_manager(
+    module: ModuleType,
+    manager_class: type,
+    block: int,
+    pool: int,
+    spec: int = 0,
+    enable_caching: bool = True,
+) -> Any:
+    """A real manager in align mode on a real pool of its own, whatever the release.
+
+    Args:
+        module: the imported manager module.
+        manager_class: class to build.
+        block: block size in tokens.
+        pool: blocks in the pool, the null block among them.
+        spec: speculative blocks per request.
+        enable_caching: whether the pool keeps hashed blocks.
+    """
+    import torch  # vLLM's manager module has imported it already
+
+    mamba_spec = _call(
+        module.MambaSpec,
+        block_size=block,
+        shapes=((1,),),
+        dtypes=(torch.float32,),
+        mamba_cache_mode="align",
+        num_speculative_blocks=spec,
+    )
+    block_pool = _call(
+        module.BlockPool,
+        num_gpu_blocks=pool,
+        enable_caching=enable_caching,
+        hash_block_size=block,
+    )
+    return _call(
+        manager_class,
+        _signature_of=module.SingleTypeKVCacheManager,
+        kv_cache_spec=mamba_spec,
+        block_pool=block_pool,
+        enable_caching=enable_caching,
+        kv_cache_group_id=0,
+        scheduler_block_size=block,
+    )
+
+
+def _call(build: Callable[..., Any], _signature_of: Any = None, **arguments: Any) -> Any:
+    """Call with those arguments that this release knows."""
+    known = inspect.signature(_signature_of or build).parameters
+    return build(**{name: value for name, value in arguments.items() if name in known})
+
+
+def _ask(manager: Any) -> ProbeResult:
+    pool, null = manager.block_pool, manager.block_pool.null_block
+    old, committed, in_flight = pool.get_new_blocks(3)
+    table = manager.req_to_blocks[_REQUEST] = [old, null, committed, in_flight]
+    # 12 settled tokens fill three blocks; the state of the last settled token is in the third.
+    for _ in range(2):
+        manager.remove_skipped_blocks(_REQUEST, 12)
+        if table[2] is not committed or table[3] is not in_flight or table[1] is not null:
+            return ProbeResult(Outcome.WRONG, "a state that is still needed left the table")
+        if (committed.ref_cnt, in_flight.ref_cnt) != (1, 1):
+            return ProbeResult(Outcome.WRONG, "a state that is still needed lost its reference")
+    free = pool.get_num_free_blocks()
+    if table[0] is old and old.ref_cnt == 1 and free == _POOL - 4:
+        return ProbeResult(Outcome.STOPS_AT_GAP, "the state before the gap is kept")
+    if table[0] is not null or old.ref_cnt != 0 or free != _POOL - 3:
+        return ProbeResult(Outcome.WRONG, "the state before the gap was not freed exactly once")
+    return _ask_again(manager)
+
+
+def _ask_again(manager: Any) -> ProbeResult:
+    """The same id after its request ended: nothing of the first request may linger."""
+    pool, null = manager.block_pool, manager.block_pool.null_block
+    manager.free(_REQUEST)
+    if pool.get_num_free_blocks() != _POOL - 1:
+        return ProbeResult(Outcome.WRONG, "blocks are missing from the pool after the request")
+    first, second = pool.get_new_blocks(2)
+    table = manager.req_to_blocks[_REQUEST] = [first, second]
+    manager.remove_skipped_blocks(_REQUEST, 5)
+    if table[0] is not null or table[1] is not second or second.ref_cnt != 1:
+        return ProbeResult(Outcome.WRONG, "a request whose id was used before is not retired")
+    manager.free(_REQUEST)
+    return ProbeResult(Outcome.RETIRES, "the state before the gap is freed once")

