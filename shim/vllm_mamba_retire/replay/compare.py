@@ -1,0 +1,96 @@
+"""Replays scenarios in child processes, without the fix and with it.
+
+A process per side, because vLLM, the patch and the environment that they read are decided once a
+process. This side imports no vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any, Literal
+
+from .runs import Run
+from .scenario import Scenario
+
+_MODES = {"stock": "off", "fixed": "auto"}
+_LINES_SHOWN = 20
+
+Side = Literal["stock", "fixed"]
+OnProgress = Callable[[Side, int, int, int], None]
+
+
+class ReplayError(Exception):
+    """The child process failed; the message ends with what it printed last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One scenario without the fix and with it. On a native release both are the same."""
+
+    scenario: Scenario
+    stock: Run
+    fixed: Run
+
+
+def compare(scenarios: Sequence[Scenario], on_progress: OnProgress | None = None) -> list[Pair]:
+    """Replay scenarios on both sides; `on_progress` gets side, scenario number, steps, tokens.
+
+    Raises:
+        ReplayError: a child process failed.
+    """
+    stock = replay_all(scenarios, "stock", on_progress=on_progress)
+    fixed = replay_all(scenarios, "fixed", on_progress=on_progress)
+    return [Pair(*each) for each in zip(scenarios, stock, fixed, strict=True)]
+
+
+def replay_all(
+    scenarios: Sequence[Scenario],
+    side: Side,
+    *,
+    path: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[Run]:
+    """Replay scenarios in one child process; `path` is its ``PYTHONPATH`` (which vLLM).
+
+    Raises:
+        ReplayError: the child process failed.
+    """
+    environment = os.environ | {"MAMBA_RETIRE": _MODES[side]}
+    if path is not None:
+        environment["PYTHONPATH"] = path
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        with subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+        ) as child:
+            assert child.stdin is not None and child.stdout is not None
+            with child.stdin:
+                json.dump([asdict(scenario) for scenario in scenarios], child.stdin)
+            runs = list(_read(child.stdout, side, on_progress))
+        if child.returncode or len(runs) != len(scenarios):
+            raise ReplayError(f"the {side} replay failed:\n{_tail(log)}")
+    return runs
+
+
+def _read(events: IO[str], side: Side, on_progress: OnProgress | None) -> Iterator[Run]:
+    for line in events:
+        event: dict[str, Any] = json.loads(line)
+        if "run" in event:
+            yield Run.from_data(event["run"])
+        elif on_progress is not None:
+            on_progress(side, event["scenario"], event["steps"], event["tokens"])
+
+
+def _tail(log: IO[str]) -> str:
+    log.seek(0)
+    return "".join(log.readlines()[-_LINES_SHOWN:]).strip()

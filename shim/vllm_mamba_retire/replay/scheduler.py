@@ -1,0 +1,328 @@
+"""Runs a `Scenario` through the scheduler of the vLLM imported in this process.
+
+The release's own `AsyncScheduler` (its `Scheduler` at lag 0), KV-cache manager, block pool and
+prefix cache; no GPU, no weights, no compiled op. The model is a stand-in that answers with the
+next tokens of a request's text. Everything that leans on vLLM's inside is here; like `manager` it
+knows nothing of the fix.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .runs import Run, Step
+from .scenario import Arrival, Scenario
+
+_MODEL = Path(__file__).with_name("models") / "qwen3_next"
+_TEXT_STRIDE = 1 << 32  # token ids of different texts never meet
+_RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"  # <= 0.28 reads it from here
+_FRUITLESS_PREEMPTIONS = 8  # per request, without any request getting further than ever before
+
+
+def replay(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Run:
+    """Replay one scenario; `on_step` is called with the tokens of each step while it runs."""
+    return _Replay(scenario).run(on_step or (lambda _tokens: None))
+
+
+class _Replay:
+    """One scheduler with its requests; `run` may be called once."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        import vllm
+
+        self.scenario = scenario
+        self.scheduler, self.hasher = _build_scheduler(scenario)
+        self.cache = self.scheduler.kv_cache_manager
+        self.mamba = self.cache.coordinator.single_type_managers[: scenario.groups]
+        self.result = Run(vllm.__version__, self.cache.block_pool.num_gpu_blocks - 1)
+        self.to_come = list(scenario.arrivals)
+        self.arrivals = {arrival.id: arrival for arrival in scenario.arrivals}
+        self.texts: dict[str, int] = {}
+        self.in_flight: deque[tuple[Any, dict[str, int]]] = deque()
+        self.reached: dict[str, int] = {}  # tokens computed so far, by request
+        self.preemptions: dict[str, int] = {}  # already seen, by request
+        self.furthest: dict[str, int] = {}
+        self.fruitless = 0  # preemptions since a request last got further than ever before
+
+    def run(self, on_step: Callable[[int], None]) -> Run:
+        idle = 0
+        while self.to_come or self.scheduler.has_unfinished_requests():
+            self._admit()
+            output = self.scheduler.schedule()
+            scheduled = output.total_num_scheduled_tokens
+            idle = 0 if scheduled else idle + 1
+            if scheduled:
+                self._record(output)
+                on_step(scheduled)
+            self.in_flight.append((output, self._samples(output)))
+            if not scheduled or len(self.in_flight) > self.scenario.lag:
+                self._settle(*self.in_flight.popleft())
+            if (reason := self._stuck(idle)) is not None:
+                self.result.stuck = f"{reason} (after step {len(self.result.steps)})"
+                break
+        return self.result
+
+    def _stuck(self, idle: int) -> str | None:
+        """Why there is no point in going on, after `idle` empty schedules in a row."""
+        # Each empty schedule settles one step in flight, and one more may follow a preemption.
+        if idle > self.scenario.lag + 2:
+            return "nothing can be scheduled: the pool has no room for the next request"
+        if self.fruitless > _FRUITLESS_PREEMPTIONS * len(self.arrivals):
+            return "requests keep rolling each other back"
+        return None
+
+    def _admit(self) -> None:
+        """Hand over the requests whose time has come; the next one if nobody else is left."""
+        idle = not self.scheduler.has_unfinished_requests() and not self.in_flight
+        for arrival in list(self.to_come):
+            waits = arrival.after is not None and arrival.after not in self.result.ended
+            if not waits and (idle or arrival.at <= len(self.result.steps)):
+                self.to_come.remove(arrival)
+                self.scheduler.add_request(self._request(arrival))
+                idle = False
+
+    def _request(self, arrival: Arrival) -> Any:
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        return Request(
+            request_id=arrival.id,
+            prompt_token_ids=self._tokens(arrival, 0, arrival.prompt),
+            sampling_params=SamplingParams(max_tokens=arrival.output, ignore_eos=True),
+            pooling_params=None,
+            block_hasher=self.hasher,
+        )
+
+    def _tokens(self, arrival: Arrival, start: int, stop: int) -> list[int]:
+        """Token ids of a request at positions `start` to `stop`, prompt and answer alike."""
+        told = stop if arrival.shared is None else arrival.shared
+        text, own = self._text(arrival.text or arrival.id), self._text(f"own {arrival.id}")
+        return [
+            *range(text + start, text + min(stop, told)),
+            *range(own + max(start, told), own + stop),
+        ]
+
+    def _text(self, name: str) -> int:
+        return self.texts.setdefault(name, len(self.texts)) * _TEXT_STRIDE
+
+    def _samples(self, output: Any) -> dict[str, int]:
+        """Tokens each request of this step is going to sample: known once it is scheduled."""
+        drafted = output.scheduled_spec_decode_tokens
+        requests = self.scheduler.requests
+        return {
+            name: 0
+            if requests[name].is_prefill_chunk
+            else 1 + min(self.scenario.accepted, len(drafted.get(name, ())))
+            for name in output.num_scheduled_tokens
+        }
+
+    def _settle(self, output: Any, samples: dict[str, int]) -> None:
+        """Hand the step's outcome back, as the engine does when the GPU is done with it."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        requests = self.scheduler.requests
+        sampled = [
+            self._tokens(self.arrivals[name], at := requests[name].num_tokens, at + count)
+            if name in requests
+            else []
+            for name, count in samples.items()
+        ]
+        names = list(samples)
+        self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: index for index, name in enumerate(names)},
+                sampled_token_ids=sampled,
+            ),
+        )
+        if self.scenario.spec and not self.scenario.lag:
+            self._draft(names)
+        for name in names:
+            if name not in requests:
+                self.result.ended.setdefault(name, len(self.result.steps))
+                self.reached.pop(name, None)
+                self.fruitless = 0
+
+    def _draft(self, names: list[str]) -> None:
+        """Without a lag the drafts come back before the next step; with one, the scheduler
+        reserves places for them itself."""
+        from vllm.v1.outputs import DraftTokenIds
+
+        alive = [name for name in names if name in self.scheduler.requests]
+        drafts = [[0] * self.scenario.spec for _ in alive]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(alive, drafts))
+
+    def _record(self, output: Any) -> None:
+        pool = self.cache.block_pool
+        preempted = self._count_preempted()
+        self.fruitless += preempted
+        prefilling, redone, hit = self._count_progress(output)
+        held = [self._held(manager) for manager in self.mamba]
+        self.result.steps.append(
+            Step(
+                tokens=output.total_num_scheduled_tokens,
+                prefilling=prefilling,
+                running=len(self.scheduler.running),
+                waiting=len(self.scheduler.waiting),
+                states=tuple(sum(group) for group in held),
+                deepest=max((max(group, default=0) for group in held), default=0),
+                used=pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
+                preempted=preempted,
+                redone=redone,
+                hit=hit,
+            )
+        )
+
+    def _held(self, manager: Any) -> list[int]:
+        """Live states by request."""
+        null = self.cache.block_pool.null_block
+        return [
+            sum(block is not null for block in table) for table in manager.req_to_blocks.values()
+        ]
+
+    def _count_preempted(self) -> int:
+        count = 0
+        for name, request in self.scheduler.requests.items():
+            count += request.num_preemptions - self.preemptions.get(name, 0)
+            self.preemptions[name] = request.num_preemptions
+        return count
+
+    def _count_progress(self, output: Any) -> tuple[int, int, int]:
+        """Requests that compute prompt tokens, tokens to be computed again, tokens found cached."""
+        prefilling = redone = hit = 0
+        entered = {new.req_id for new in output.scheduled_new_reqs}
+        resumed = set(output.scheduled_cached_reqs.resumed_req_ids)
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = self.scheduler.requests[name]
+            end = request.num_computed_tokens
+            start = end - tokens
+            prefilling += start < request.num_prompt_tokens
+            if name in entered:
+                self.result.hits[name] = start
+            if name in entered or name in resumed:
+                hit += start
+            if name in resumed:
+                redone += max(0, self.reached[name] - start)
+            self.reached[name] = end
+            if end > self.furthest.get(name, 0):
+                self.furthest[name] = end
+                self.fruitless = 0
+        return prefilling, redone, hit
+
+
+def _build_scheduler(scenario: Scenario) -> tuple[Any, Any]:
+    """The release's scheduler for a geometry, and the function that hashes a request's blocks."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config = _build_config(scenario)
+    cache = _build_cache(scenario, config)
+    block, hash_block = _block_sizes(cache, config)
+    scheduler = (AsyncScheduler if scenario.lag else Scheduler)(
+        vllm_config=config,
+        kv_cache_config=cache,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=block,
+        hash_block_size=hash_block,
+    )
+    return scheduler, _block_hasher(config, hash_block)
+
+
+def _build_config(scenario: Scenario) -> Any:
+    _stay_off_the_gpu()
+    from vllm.engine.arg_utils import EngineArgs
+
+    os.environ.pop(_RETENTION_VARIABLE, None)
+    if isinstance(scenario.retention_interval, int):
+        os.environ[_RETENTION_VARIABLE] = str(scenario.retention_interval)
+    tokens = scenario.longest + scenario.spec + 1
+    drafting = {"method": scenario.drafter, "num_speculative_tokens": scenario.spec}
+    if scenario.drafter == "ngram":
+        drafting["prompt_lookup_max"] = 3
+    config = EngineArgs(
+        model=str(_MODEL),
+        hf_overrides={"max_position_embeddings": tokens},
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="bfloat16",
+        max_num_batched_tokens=scenario.budget,
+        max_num_seqs=min(scenario.max_seqs, scenario.budget),
+        max_model_len=tokens,
+        enable_prefix_caching=True,
+        enable_chunked_prefill=True,
+        mamba_cache_mode="align",
+        speculative_config=drafting if scenario.spec else None,
+    ).create_engine_config()
+    # The stand-in model's own geometry gives way to the scenario's; the CPU platform turns
+    # asynchronous scheduling off, which only a real CPU engine needs.
+    config.cache_config.block_size = config.cache_config.mamba_block_size = scenario.block
+    config.cache_config.num_gpu_blocks = scenario.pool or scenario.roomy_pool
+    config.scheduler_config.async_scheduling = scenario.lag > 0
+    return config
+
+
+def _stay_off_the_gpu() -> None:
+    """Choose the CPU platform: a replay on a serving machine must not claim its devices."""
+    from vllm import platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    if not isinstance(platforms.current_platform, CpuPlatform):
+        platforms._current_platform = CpuPlatform()
+
+
+def _build_cache(scenario: Scenario, config: Any) -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MambaSpec,
+    )
+
+    state = MambaSpec(
+        block_size=scenario.block,
+        shapes=((1,),),
+        dtypes=(torch.float32,),
+        mamba_cache_mode="align",
+        num_speculative_blocks=scenario.spec,
+    )
+    attention = FullAttentionSpec(
+        block_size=scenario.block, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    groups = [
+        *(KVCacheGroupSpec([f"mamba {index}"], state) for index in range(scenario.groups)),
+        KVCacheGroupSpec(["attention"], attention),
+    ]
+    cache = KVCacheConfig(
+        num_blocks=config.cache_config.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups
+    )
+    if hasattr(cache, "prefix_cache_retention_interval"):  # >= 0.29
+        asked = scenario.retention_interval
+        default = config.cache_config.prefix_cache_retention_interval
+        chosen = {"default": default, "dense": None}.get(str(asked), asked)
+        object.__setattr__(cache, "prefix_cache_retention_interval", chosen)
+    return cache
+
+
+def _block_sizes(cache: Any, config: Any) -> tuple[int, int]:
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+    sizes: tuple[int, int] = resolve_kv_cache_block_sizes(cache, config)
+    return sizes
+
+
+def _block_hasher(config: Any, hash_block: int) -> Any:
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+    function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+    init_none_hash(function)
+    lookahead = getattr(config, "num_hash_lookahead_tokens", 0)  # >= 0.33
+    extra = (lookahead,) if lookahead else ()
+    return get_request_block_hasher(hash_block, function, *extra)
