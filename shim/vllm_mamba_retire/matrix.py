@@ -50,12 +50,24 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class PatchedFile:
+    """One file that a release's on-disk series changes; no hash before: the series makes it."""
+
+    release: str
+    file: str
+    series: str
+    sha256_before: str | None
+    sha256_after: str
+
+
+@dataclass(frozen=True, slots=True)
 class Matrix:
     """The whole table. `methods` are the ``"Class.method"`` names that rows give prints of."""
 
     fix: Fix
     methods: tuple[str, ...]
     rows: tuple[Row, ...]
+    patches: tuple[PatchedFile, ...]
 
     def row_for(self, version: str | None) -> Row | None:
         """The row of a version's release segment: ``0.29.0+cu129`` is looked up as 0.29.0."""
@@ -109,6 +121,7 @@ def _matrix(data: Any) -> Matrix:
             )
             for row in data["releases"]
         ),
+        patches=tuple(PatchedFile(**file) for file in data["patches"]),
     )
 
 

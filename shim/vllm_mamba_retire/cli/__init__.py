@@ -11,7 +11,12 @@ import importlib
 import typer
 
 # command -> module here that defines a function of that name
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "diff": "patchset",
+    "apply": "patchset",
+    "check": "patchset",
+    "revert": "patchset",
+}
 
 app = typer.Typer(
     name="vllm-mamba-retire",
