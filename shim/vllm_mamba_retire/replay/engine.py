@@ -1,8 +1,8 @@
 """Runs a workload through a real vLLM engine in a process of its own and says what it held.
 
 This side describes the work and reads the answer; it imports no vLLM. The other side is
-`engine_process`, which receives a `Workload` as JSON on stdin and answers with JSON lines on stdout.
-A process per run, because vLLM, the patch and the environment they read are decided once a process.
+`engine_process`, which gets a `Workload` as JSON on stdin and answers with JSON lines on stdout.
+A process per run, because vLLM and the patch are decided once per process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Action:
     Attributes:
         do: what.
         request: whose; not used by ``reset_prefix_cache``.
-        at: number of scheduled steps to wait for; None waits until no request is left.
-        prompt: pieces ``(seed, tokens)``; equal pieces are equal text, so prompts can share a prefix.
+        at: scheduled steps to wait for, or until no request is left; None waits for the latter.
+        prompt: pieces ``(seed, tokens)``; equal pieces are equal text: a prefix can be shared.
         output: tokens to generate.
     """
 
@@ -213,7 +213,8 @@ def run(
             text=True,
             env=environment,
         )
-        assert process.stdin and process.stdout
+        assert process.stdin is not None
+        assert process.stdout is not None
         with process:
             process.stdin.write(workload.to_json())
             process.stdin.close()

