@@ -1,24 +1,31 @@
 """compat_matrix.yaml as typed rows: what is known of each vLLM release.
 
 The table is data. Nothing in it is executed, and nothing here looks at the installed vLLM.
+The dataclasses below are its schema: a field without a default must be there, and no other may be.
+compat_matrix.schema.json says the same to editors and other programs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import yaml
 from packaging.version import InvalidVersion, Version
+
+from . import strict_yaml
 
 SCHEMA = 1
 
+MatrixError = strict_yaml.TableError
 
-class MatrixError(Exception):
-    """The table cannot be used; the message names the file, the place and what is wrong."""
+ReleaseNumber = Annotated[str, re.compile(r"\d+(\.\d+){2}")]
+Sha256 = Annotated[str, re.compile(r"[0-9a-f]{64}")]
+Fingerprint = Annotated[str, re.compile(r"[0-9a-f]{16}")]
 
 
 class Status(str, Enum):
@@ -30,55 +37,179 @@ class Status(str, Enum):
     NATIVE = "native"  # carries vllm#55450
 
 
+class Hook(str, Enum):
+    """Where a release's `MambaManager` frees the blocks of a range."""
+
+    INLINE = "inline"  # in a loop of the base's `remove_skipped_blocks`
+    INHERITED = "inherited"  # in the base's `_remove_blocks_in_range`
+    OWN = "own"  # in a `_remove_blocks_in_range` of its own
+
+
 @dataclass(frozen=True, slots=True)
 class Fix:
     """The upstream change that this package brings to older releases."""
 
     upstream: str
-    merged: str
-    first_release: str
+    merged: date
+    first_release: ReleaseNumber
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Another product that is known to touch `MambaManager`.
+
+    Attributes:
+        distribution: its name in the registry.
+        does: what it does with the class, as the end of a sentence.
+    """
+
+    distribution: str
+    does: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """One published build of a release."""
+
+    name: str
+    sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was run on a release, and what came of it.
+
+    Attributes:
+        run: the check.
+        result: its result, stock first.
+        date: day of the run.
+        package: version of this package.
+    """
+
+    run: str
+    result: str
+    date: date
+    package: str
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One release: its status and the fingerprints of the methods that the patch leans on."""
+    """One release.
 
-    version: str
+    Attributes:
+        version: release segment.
+        status: what it does with old states.
+        fingerprints: ``"Class.method"`` -> fingerprint, of those `Matrix.methods` that it defines.
+        manager_sha256: of the manager file, the same in every published build.
+        hook: where `MambaManager` frees a range; None where there is no align mode.
+        cleanup: method of the manager that ends a request's records.
+        arguments: of `MambaManager.remove_skipped_blocks`, behind the request id.
+        requires_python: as the wheel asks for it.
+        torch: the torch that the wheel asks for, as a version specifier.
+        imports: distributions that its manager module wants beside the shared ones of the lanes.
+        wheels: every published build.
+        evidence: what was run on it.
+    """
+
+    version: ReleaseNumber
     status: Status
-    fingerprints: Mapping[str, str]
-    manager_sha256: str
+    fingerprints: Mapping[str, Fingerprint]
+    manager_sha256: Sha256
+    hook: Hook | None = None
+    cleanup: str | None = None
+    arguments: tuple[str, ...] = ()
+    requires_python: str = ""
+    torch: str = ""
+    imports: tuple[str, ...] = ()
+    wheels: tuple[Wheel, ...] = ()
+    evidence: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PatchedFile:
-    """One file that a release's on-disk series changes; no hash before: the series makes it."""
+    """A file that a series under patches/ changes: its hash before (None: it adds it) and after."""
 
-    release: str
+    release: ReleaseNumber
     file: str
     series: str
-    sha256_before: str | None
-    sha256_after: str
+    sha256_before: Sha256 | None
+    sha256_after: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A container image that serves a release.
+
+    Attributes:
+        release: the vLLM in it.
+        repository: without tag or digest.
+        tag: as published.
+        accelerator: ``cuda 13.0``, ``rocm``, ...
+        architecture: ``amd64`` or ``arm64``.
+        digest: ``sha256:...``, where known.
+        python: version of the interpreter in it, where known.
+        vllm: path of the vLLM package in it, where known.
+        evidence: what was run in it; an image without any is untested.
+    """
+
+    release: ReleaseNumber
+    repository: str
+    tag: str
+    accelerator: str
+    architecture: str
+    digest: Annotated[str, re.compile(r"sha256:[0-9a-f]{64}")] | None = None
+    python: str | None = None
+    vllm: str | None = None
+    evidence: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The whole table. `methods` are the ``"Class.method"`` names that rows give prints of."""
+    """The whole table.
+
+    Attributes:
+        fix: the upstream change.
+        methods: the ``"Class.method"`` names that rows give prints of.
+        releases: one row per release, oldest first.
+        patches: files that the on-disk series change.
+        products: other products that touch the class.
+        images: container images.
+        schema: version of the table's format.
+    """
 
     fix: Fix
     methods: tuple[str, ...]
-    rows: tuple[Row, ...]
-    patches: tuple[PatchedFile, ...]
+    releases: tuple[Row, ...]
+    patches: tuple[PatchedFile, ...] = ()
+    products: tuple[Product, ...] = ()
+    images: tuple[Image, ...] = ()
+    schema: int = SCHEMA
+    _by_release: dict[tuple[int, ...] | None, Row] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        self._by_release.update((_release(row.version), row) for row in self.releases)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """One row per release, oldest first."""
+        return self.releases
 
     def row_for(self, version: str | None) -> Row | None:
         """The row of a version's release segment: ``0.29.0+cu129`` is looked up as 0.29.0."""
         release = _release(version)
-        return next((row for row in self.rows if _release(row.version) == release), None)
+        return self._by_release.get(release) if release else None
 
     def row_like(self, fingerprints: Mapping[str, str], version: str | None) -> Row | None:
         """A row with exactly these fingerprints, the version's own row first."""
         alike = [row for row in self.rows if row.fingerprints == fingerprints]
         own = self.row_for(version)
         return own if own in alike else next(iter(alike), None)
+
+    def series_on(self, manager_sha256: str | None) -> PatchedFile | None:
+        """The patch series whose result a manager file with this hash is, if any."""
+        return next((file for file in self.patches if file.sha256_after == manager_sha256), None)
 
 
 def load_matrix(path: Path | None = None) -> Matrix:
@@ -88,41 +219,25 @@ def load_matrix(path: Path | None = None) -> Matrix:
         path: a table; by default the one that came with this package.
 
     Raises:
-        MatrixError: missing, unreadable or malformed.
+        MatrixError: missing, unreadable, malformed or of a newer schema; the message names file,
+            line, field and what is wrong.
     """
-    path = path or _shipped()
-    try:
-        with path.open("rb") as stream:
-            data = yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, yaml.YAMLError) as error:
-        raise MatrixError(f"{path}: {error}") from error
-    try:
-        return _matrix(data)
-    except (KeyError, TypeError, ValueError) as error:
-        raise MatrixError(f"{path}: {type(error).__name__}: {error}") from error
+    document = strict_yaml.Document.open(path or _shipped())
+    document.check_schema(SCHEMA)
+    matrix = document.read_as(Matrix)
+    document.refuse_doubles("releases", [row.version for row in matrix.releases])
+    document.refuse_doubles("patches", [f"{f.series} {f.file}" for f in matrix.patches])
+    _refuse_unlisted(document, matrix.methods, matrix.releases)
+    return matrix
 
 
-def _matrix(data: Any) -> Matrix:
-    if data["schema"] != SCHEMA:
-        raise ValueError(f"schema {data['schema']} is not {SCHEMA}")
-    return Matrix(
-        fix=Fix(
-            upstream=data["fix"]["upstream"],
-            merged=str(data["fix"]["merged"]),
-            first_release=data["fix"]["first_release"],
-        ),
-        methods=tuple(data["methods"]),
-        rows=tuple(
-            Row(
-                version=row["version"],
-                status=Status(row["status"]),
-                fingerprints=row["fingerprints"],
-                manager_sha256=row["manager_sha256"],
-            )
-            for row in data["releases"]
-        ),
-        patches=tuple(PatchedFile(**file) for file in data["patches"]),
-    )
+def _refuse_unlisted(
+    document: strict_yaml.Document, methods: tuple[str, ...], rows: Iterable[Row]
+) -> None:
+    for index, row in enumerate(rows):
+        for name in row.fingerprints:
+            if name not in methods:
+                document.refuse(f"{name} is not listed under methods", "releases", index)
 
 
 def _shipped() -> Path:
