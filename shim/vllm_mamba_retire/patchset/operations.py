@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vllm_mamba_retire.matrix import Matrix
 
-from . import childprobe, hunks, ledger
+from . import childprobe, hunks, statefile
 from .lock import locked
 from .series import Series, sha256
 from .transaction import Edit, carry_out
@@ -49,8 +49,8 @@ def to_apply(tree: Tree) -> tuple[Edit, ...]:
         if after != file.data:
             edits.append(Edit(file.path, file.data, after))
     changes = tuple(file.change for file in tree.files)
-    record = ledger.for_series(tree.series, changes).dump()
-    return (Edit(tree.root / ledger.NAME, tree.ledger_data, record), *edits)
+    record = statefile.for_series(tree.series, changes).dump()
+    return (Edit(tree.root / statefile.NAME, tree.statefile_data, record), *edits)
 
 
 def to_revert(tree: Tree) -> tuple[Edit, ...]:
@@ -67,9 +67,9 @@ def to_revert(tree: Tree) -> tuple[Edit, ...]:
         for file in reversed(tree.files)
         if file.data != file.pristine
     ]
-    if tree.ledger_data is not None:
+    if tree.statefile_data is not None:
         # Last: until then the tree can be reverted with what it says.
-        edits.append(Edit(tree.root / ledger.NAME, tree.ledger_data, None))
+        edits.append(Edit(tree.root / statefile.NAME, tree.statefile_data, None))
     return tuple(edits)
 
 
@@ -77,7 +77,7 @@ def as_diff(root: Path, edits: Sequence[Edit]) -> str:
     """Edits of a tree's sources as a unified diff for ``patch -p1``, without the state file."""
     parts: list[str] = []
     for edit in edits:
-        if edit.path.name != ledger.NAME:
+        if edit.path.name != statefile.NAME:
             name = edit.path.relative_to(root).as_posix()
             parts += difflib.unified_diff(
                 (edit.before or b"").decode().splitlines(keepends=True),

@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm_mamba_retire.matrix import Matrix, Status
 from vllm_mamba_retire.target import MANAGER_FILE, read_target
 
-from . import hunks, ledger
+from . import hunks, statefile
 from .series import Change, Series, sha256
 
 
@@ -60,7 +60,7 @@ class Tree:
         version: as the tree says.
         series: the one that fits; None where the release has none.
         files: the files of the series that are looked at.
-        ledger_data: bytes of the state file, None where there is none.
+        statefile_data: bytes of the state file, None where there is none.
         settled: there is no series because the release needs none.
         note: why there is no series.
     """
@@ -69,7 +69,7 @@ class Tree:
     version: str | None
     series: Series | None
     files: tuple[File, ...]
-    ledger_data: bytes | None
+    statefile_data: bytes | None
     settled: bool = False
     note: str = ""
 
@@ -113,7 +113,7 @@ def look(root: Path, matrix: Matrix, all_series: tuple[Series, ...], tests: bool
         TreeError: a file cannot be read, or is a symbolic link.
     """
     version = read_target(root / "vllm").version
-    recorded, data = ledger.read(root)
+    recorded, data = statefile.read(root)
     series = _series_of(root, matrix, version, all_series, recorded)
     if series is None:
         settled, note = _why_not_covered(matrix, version)
@@ -131,7 +131,7 @@ def _series_of(
     matrix: Matrix,
     version: str | None,
     all_series: tuple[Series, ...],
-    recorded: ledger.Ledger | None,
+    recorded: statefile.StateFile | None,
 ) -> Series | None:
     row = matrix.row_for(version)
     # 0.27.0 and 0.27.1 have the same file: the version's own series first.
@@ -162,7 +162,7 @@ def _read(path: Path) -> bytes | None:
         raise TreeError(f"{path}: {error.strerror}") from error
 
 
-def _look_at(root: Path, change: Change, recorded: ledger.Ledger | None) -> File:
+def _look_at(root: Path, change: Change, recorded: statefile.StateFile | None) -> File:
     path = root / change.path
     data = _read(path)
     digest = None if data is None else sha256(data)
@@ -179,9 +179,9 @@ def _look_at(root: Path, change: Change, recorded: ledger.Ledger | None) -> File
         state = State.APPLIED if digest == change.after else State.HALF_APPLIED
         return File(change, path, data, state, by_series)
     older = recorded.diff(change.path) if recorded else None
-    by_ledger = _undo(older, data, change.before) if older else None
-    state = State.OUTDATED if by_ledger is not None else State.FOREIGN
-    return File(change, path, data, state, by_ledger)
+    by_record = _undo(older, data, change.before) if older else None
+    state = State.OUTDATED if by_record is not None else State.FOREIGN
+    return File(change, path, data, state, by_record)
 
 
 def _undo(diff: hunks.FileDiff, data: bytes | None, before: str) -> bytes | None:

@@ -32,7 +32,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class StateFile:
     """What was applied to a tree, and by which version of this package."""
 
     series: str
@@ -57,14 +57,14 @@ class Ledger:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1).encode() + b"\n"
 
 
-def for_series(series: Series, changes: tuple[Change, ...]) -> Ledger:
-    """The ledger of a tree that has these changes of a series."""
+def for_series(series: Series, changes: tuple[Change, ...]) -> StateFile:
+    """The state file of a tree that has these changes of a series."""
     files = (Entry(c.path, c.before, c.after, c.text) for c in changes)
-    return Ledger(series.name, __version__, tuple(files))
+    return StateFile(series.name, __version__, tuple(files))
 
 
-def read(root: Path) -> tuple[Ledger | None, bytes | None]:
-    """A tree's ledger and its bytes; no ledger where the file is missing or not one of ours."""
+def read(root: Path) -> tuple[StateFile | None, bytes | None]:
+    """A tree's state file and its bytes; None where the file is missing or not one of ours."""
     try:
         data = (root / NAME).read_bytes()
     except OSError:
@@ -74,6 +74,6 @@ def read(root: Path) -> tuple[Ledger | None, bytes | None]:
         if fields["schema"] != SCHEMA:
             return None, data
         files = tuple(Entry(**entry) for entry in fields["files"])
-        return Ledger(fields["series"], fields["version"], files), data
+        return StateFile(fields["series"], fields["version"], files), data
     except (ValueError, KeyError, TypeError):
         return None, data
