@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Final
 
 from .retirement import Counters, Watermarks, retire
@@ -43,7 +44,10 @@ def installation(manager_class: type) -> Installation | None:
 
 def is_ours(function: object) -> bool:
     """Whether a method was put in place by this package, in this or another copy of it."""
-    return bool(getattr(function, _MARK, False))
+    # functools.wraps copies our mark onto a wrapper around our method.
+    return type(function) is FunctionType and (
+        _MARK in vars(function) and "__wrapped__" not in vars(function)
+    )
 
 
 def install(manager_class: type) -> Installation:
@@ -152,9 +156,8 @@ def _lookup(manager_class: type, name: str) -> object | None:
 
 
 def _file_of(function: object) -> str | None:
-    # A wrapper made with functools.wraps borrows the name but not the code.
-    code = getattr(function, "__code__", None)
-    return getattr(code, "co_filename", None)
+    # A wrapper borrows the name (functools.wraps), or even what it answers for its code (wrapt).
+    return function.__code__.co_filename if type(function) is FunctionType else None
 
 
 def _watermarks(manager: Any) -> Watermarks:

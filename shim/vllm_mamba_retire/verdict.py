@@ -71,9 +71,12 @@ class Evidence:
     Attributes:
         mode: what the operator asked for.
         target: the vLLM on disk, or None.
-        loaded_from: file that the manager module was loaded from; None before it is imported.
+        loaded_from: file that the manager module was loaded from; None where vLLM is only looked
+            at, not imported.
         ours_installed: the class carries this package's patch.
         foreign: a method we rely on that somebody else replaced, with whose it is.
+        subclass: a method of somebody's subclass that stands in for one we patch.
+        series: this package's on-disk series, where the file is its result.
         row: the release whose methods this source has, to the token.
         changed: methods that differ from the release that the version string names.
         outcome: what the probe saw, None where it was not or could not be asked.
@@ -85,10 +88,17 @@ class Evidence:
     loaded_from: str | None = None
     ours_installed: bool = False
     foreign: str | None = None
+    subclass: str | None = None
+    series: str | None = None
     row: Row | None = None
     changed: tuple[str, ...] = ()
     outcome: Outcome | None = None
     drift_allowed: bool = False
+
+    @property
+    def retires(self) -> bool:
+        """Whether the class was seen to retire across a gap."""
+        return self.outcome is Outcome.RETIRES
 
 
 def decide(seen: Evidence) -> Verdict:
@@ -111,20 +121,50 @@ def decide(seen: Evidence) -> Verdict:
             f"{seen.loaded_from}; leave one vLLM on the path.",
         )
     if seen.ours_installed:
-        return Verdict(Reason.PATCHED, f"vLLM {target.version} retires across null gaps.")
-    if seen.foreign is not None:
-        return Verdict(
-            Reason.CONFLICT,
-            f"{seen.foreign} was replaced by other code; remove that patch or this package.",
-        )
+        return _installed(seen, target)
     if target.source is None:
+        return _sourceless(target)
+    if seen.series is not None and seen.outcome in (None, Outcome.RETIRES):
         return Verdict(
-            Reason.FAILED,
-            f"{target.problem}; reinstall vLLM with its source files.",
+            Reason.FIXED_ELSEWHERE,
+            f"vLLM {target.version} is patched on disk by this package's series {seen.series}; "
+            "nothing more to do.",
         )
     if seen.row is None:
         return _unlisted(seen, target)
     return _listed(seen, seen.row, target)
+
+
+def _installed(seen: Evidence, target: Target) -> Verdict:
+    """Our patch is on the class; did others come after us?"""
+    if seen.foreign is not None and seen.outcome is not Outcome.RETIRES:
+        return _replaced(seen.foreign)
+    if seen.subclass is not None:
+        return _overridden(seen.subclass)
+    return Verdict(Reason.PATCHED, f"vLLM {target.version} retires across null gaps.")
+
+
+def _sourceless(target: Target) -> Verdict:
+    if target.predates_align:
+        return Verdict(
+            Reason.ABSENT, f"vLLM {target.version} is older than align mode; nothing to fix."
+        )
+    return Verdict(Reason.FAILED, f"{target.problem}; reinstall vLLM with its source files.")
+
+
+def _replaced(method: str) -> Verdict:
+    return Verdict(
+        Reason.CONFLICT,
+        f"{method} was replaced by other code; remove that patch or this package.",
+    )
+
+
+def _overridden(method: str) -> Verdict:
+    return Verdict(
+        Reason.CONFLICT,
+        f"{method} stands in for a method that this patch changes, and may leak; ask its authors, "
+        "or remove this package.",
+    )
 
 
 def _listed(seen: Evidence, row: Row, target: Target) -> Verdict:
@@ -137,8 +177,19 @@ def _listed(seen: Evidence, row: Row, target: Target) -> Verdict:
             f"{known}, whose scheduler does not reach the defect; left as it is.",
         )
     if row.status is Status.NATIVE and seen.outcome in (None, Outcome.RETIRES):
+        # Wrappers and subclasses of a release that behaves are their authors' affair.
         return Verdict(Reason.NATIVE, f"{known}, which carries the fix itself.")
-    if row.status is Status.LIVE and seen.outcome in (None, Outcome.STOPS_AT_GAP):
+    if seen.foreign is not None:
+        return _elsewhere(seen.foreign) if seen.retires else _replaced(seen.foreign)
+    if row.status is Status.LIVE and seen.subclass is not None:
+        return _overridden(seen.subclass)
+    if row.status is Status.LIVE and seen.loaded_from is None:
+        return Verdict(
+            Reason.PATCHED,
+            f"{known}, which keep states that lie before a null gap; every vLLM process patches "
+            "itself when it starts.",
+        )
+    if row.status is Status.LIVE and seen.outcome is Outcome.STOPS_AT_GAP:
         return Verdict(Reason.PATCHED, f"vLLM {target.version} retires across null gaps.")
     return Verdict(
         Reason.FAILED,
@@ -147,13 +198,25 @@ def _listed(seen: Evidence, row: Row, target: Target) -> Verdict:
     )
 
 
+def _elsewhere(method: str) -> Verdict:
+    return Verdict(
+        Reason.FIXED_ELSEWHERE,
+        f"{method} was replaced by other code, and the class retires across null gaps; left as it "
+        "is.",
+    )
+
+
 def _unlisted(seen: Evidence, target: Target) -> Verdict:
-    if seen.outcome is Outcome.RETIRES:
+    if seen.retires:
         return Verdict(
             Reason.FIXED_ELSEWHERE,
             f"vLLM {target.version} has other code than any known release and already retires "
             "across null gaps; left as it is.",
         )
+    if seen.foreign is not None:
+        return _replaced(seen.foreign)
+    if seen.subclass is not None:
+        return _overridden(seen.subclass)
     if seen.outcome is Outcome.STOPS_AT_GAP and seen.drift_allowed:
         return Verdict(
             Reason.PATCHED,
@@ -166,6 +229,7 @@ def _unlisted(seen: Evidence, target: Target) -> Verdict:
     methods = ", ".join(seen.changed) or "the methods this patch relies on"
     return Verdict(
         Reason.DRIFTED,
-        f"vLLM {target.version} differs from every known release in {methods}; update this "
-        "package, or set MAMBA_RETIRE_ALLOW_DRIFT=1 to patch it when the probe shows the defect.",
+        f"vLLM {target.version} differs from every known release in {methods}; "
+        "`vllm-mamba-retire verify` shows how it behaves. Update this package, or set "
+        "MAMBA_RETIRE_ALLOW_DRIFT=1 to patch it where it shows the defect.",
     )
