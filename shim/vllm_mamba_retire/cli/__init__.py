@@ -16,6 +16,7 @@ COMMANDS: dict[str, str] = {
     "apply": "patchset",
     "check": "patchset",
     "revert": "patchset",
+    "replay": "replay",
 }
 
 app = typer.Typer(

@@ -73,7 +73,8 @@ def replay_all(
             text=True,
             env=environment,
         ) as child:
-            assert child.stdin is not None and child.stdout is not None
+            assert child.stdin is not None
+            assert child.stdout is not None
             with child.stdin:
                 json.dump([asdict(scenario) for scenario in scenarios], child.stdin)
             runs = list(_read(child.stdout, side, on_progress))

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from vllm_mamba_retire.standalone import build_manager, call_known
 
+from .scenario import InputError
+
 _REQUEST = "replay"
 
 

@@ -1,0 +1,64 @@
+"""Draws a replay: states and pool use over the steps, stock and fixed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .compare import Pair
+from .runs import Run, Step
+from .scenario import InputError
+
+_LOOK: dict[str, dict[str, Any]] = {
+    "stock": {"color": "tab:red", "linestyle": "-"},
+    "fixed": {"color": "tab:blue", "linestyle": "--"},
+}
+
+
+def draw(pair: Pair, path: Path) -> None:
+    """Write the chart of one pair; the suffix of `path` chooses the format (.png, .svg).
+
+    Raises:
+        InputError: matplotlib is not installed, or cannot write that format.
+    """
+    figure, (states, pool) = _subplots()
+    sides = {"stock": pair.stock, "fixed": pair.fixed}
+    for side, run in sides.items():
+        _plot(states, side, run, lambda step: step.deepest)
+        _plot(pool, side, run, lambda step: step.used)
+        for number, step in enumerate(run.steps, start=1):
+            if step.preempted:
+                pool.axvline(number, linewidth=0.8, alpha=0.5, **_LOOK[side])
+    pool.axhline(pair.stock.pool, color="black", linewidth=0.8, label="pool")
+    states.set_ylabel("live states of one request,\nper Mamba group")
+    states.set_title(f"{pair.scenario.id}, vLLM {pair.stock.vllm}")
+    pool.set_ylabel("blocks in use\n(vertical: roll-back)")
+    pool.set_xlabel("step")
+    for axes in (states, pool):
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="upper left")
+    _save(figure, path)
+
+
+def _subplots() -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError(
+            "chart: matplotlib is not installed; pip install 'vllm-mamba-retire[charts]'."
+        ) from None
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    return figure, figure.subplots(2, sharex=True)
+
+
+def _plot(axes: Any, side: str, run: Run, value: Callable[[Step], int]) -> None:
+    numbers = range(1, len(run.steps) + 1)
+    axes.plot(numbers, [value(step) for step in run.steps], label=side, **_LOOK[side])
+
+
+def _save(figure: Any, path: Path) -> None:
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"chart: {path}: {error}.") from None
