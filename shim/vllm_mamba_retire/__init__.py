@@ -28,10 +28,9 @@ def arm() -> None:
     Raises:
         activation.RequireFailed: ``MAMBA_RETIRE=require`` and vLLM may leak here.
     """
-    wish = os.environ.get(MODE_VARIABLE, "auto")
-    if wish == "off":
+    if is_off():
         return
-    if wish == "require" and "vllm" not in sys.modules:
+    if os.environ.get(MODE_VARIABLE) == "require" and "vllm" not in sys.modules:
         from .activation import require_target
 
         require_target()
@@ -41,6 +40,11 @@ def arm() -> None:
         _hook_manager_import()
     elif not any(isinstance(finder, _FirstVllmImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _FirstVllmImport())
+
+
+def is_off() -> bool:
+    """Whether the operator asked for nothing to be done, with ``MAMBA_RETIRE=off``."""
+    return os.environ.get(MODE_VARIABLE) == "off"
 
 
 def activate() -> Verdict | None:

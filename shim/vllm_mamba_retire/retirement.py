@@ -4,7 +4,8 @@ Rule and bounds come from vllm#55450 (first in vLLM 0.30.0). This module knows a
 and two dictionaries; it must not know vLLM, releases or how it gets called.
 
 A prefill chunk that spans two or more blocks leaves null blocks between live states. A walk that
-goes backward and stops at the first null block never reaches the states before the gap. Here nulls are stepped over, and a watermark per request keeps the walk from visiting a block twice.
+goes backward and stops at the first null block never reaches the states before the gap. Here nulls
+are stepped over, and a watermark per request keeps the walk from visiting a block twice.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ class Counters:
     states_freed: int = 0
     states_stock_would_keep: int = 0
     ranges_clamped: int = 0
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        self.calls = self.states_freed = 0
+        self.states_stock_would_keep = self.ranges_clamped = 0
 
 
 @dataclass(slots=True)
