@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from ._version import __version__
 from .record import Record
@@ -76,24 +77,21 @@ class Entry:
     decided_at: float | None
     counters: Counters | None
 
-    def to_json(self) -> str:
-        """As one line of JSON."""
+    def to_data(self) -> dict[str, Any]:
+        """As JSON knows it."""
         data = asdict(self)
         if self.verdict is not None:
             data["verdict"]["reason"] = self.verdict.reason.value
-        return json.dumps({"schema": SCHEMA, **data})
+        return data
 
     @classmethod
-    def from_json(cls, text: str) -> Entry:
-        """The inverse of `to_json`.
+    def from_data(cls, data: Any) -> Entry:
+        """The inverse of `to_data`.
 
         Raises:
-            ValueError: it is something else, or of another schema.
+            ValueError: it is something else.
         """
         try:
-            data = json.loads(text)
-            if data["schema"] != SCHEMA:
-                raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
             known = {field.name: data[field.name] for field in fields(cls)}
             verdict, counters = known["verdict"], known["counters"]
             known["verdict"] = (
@@ -139,10 +137,12 @@ def read(where: Path) -> Iterator[Entry]:
         return
     for path in paths:
         try:
-            entry = Entry.from_json(path.read_text())
-        except (OSError, ValueError):
+            data = json.loads(path.read_text())
+            entry = Entry.from_data(data)
+            known = data["schema"] == SCHEMA
+        except (OSError, ValueError, KeyError):
             continue
-        if entry.namespace != pid_namespace():
+        if not known or entry.namespace != pid_namespace():
             continue
         if started(entry.pid) == entry.started:
             yield entry
@@ -230,7 +230,7 @@ class _Writer:
         if not self.kept or self.done.is_set():
             return
         try:
-            text = _describe(self.record).to_json()
+            text = json.dumps({"schema": SCHEMA, **_describe(self.record).to_data()})
             if text != self.written:
                 path = _make_folder() / f"{os.getpid()}.json"
                 _replace(path, text)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from . import MODE_VARIABLE, ledger
 from .inspection import sight
@@ -60,6 +61,41 @@ class Survey:
         """Whether something here may leak although it should not."""
         doubts = (entry.verdict is not None and entry.verdict.in_doubt for entry in self.entries)
         return any(doubts) or any(core.finding for core in self.silent)
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {
+            "processes": [entry.to_data() for entry in self.entries],
+            "without_record": [asdict(core) for core in self.silent],
+        }
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Survey:
+        """The inverse of `to_data`."""
+        return cls(
+            [Entry.from_data(entry) for entry in data["processes"]],
+            [Silent(**core) for core in data["without_record"]],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine's answer.
+
+    Attributes:
+        name: host name or address; empty for this machine.
+        survey: what runs there.
+        problem: why it could not be asked; `survey` is empty then.
+    """
+
+    name: str = ""
+    survey: Survey = field(default_factory=Survey)
+    problem: str | None = None
+
+    @property
+    def finding(self) -> bool:
+        """Whether something may leak there, or nobody knows."""
+        return self.problem is not None or self.survey.finding
 
 
 def survey() -> Survey:

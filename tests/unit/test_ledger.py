@@ -229,9 +229,7 @@ def test_a_file_that_is_no_record_is_left_out_and_left_alone(tmp_path: Path, tex
 
 
 @pytest.mark.parametrize("name", ["EngineCore_DP1", "VllmWorker-0", "ApiServer_2"])
-def test_a_forked_child_has_a_record_of_its_own(
-    process: Callable[..., Process], name: str
-) -> None:
+def test_a_forked_child_has_a_record_of_its_own(process: Callable[..., Process], name: str) -> None:
     one = process()
     one.do("keep()")
     one.do(f"forked, event = child({name!r})")
