@@ -10,10 +10,11 @@ import logging
 import os
 import sys
 import threading
+from dataclasses import replace
 from types import ModuleType
 
-from . import binding
-from .fingerprint import fingerprints
+from . import binding, ledger
+from .inspection import sight
 from .matrix import Matrix, Row, Status, load_matrix
 from .probe import probe
 from .record import Record
@@ -47,9 +48,10 @@ def activate() -> Verdict:
     """
     with _lock:
         try:
-            return _settle(_look_and_act(wished_mode()))
+            record = _look_and_act(wished_mode())
         except Exception as error:
             return give_up(error)
+        return _settle(record)
 
 
 def give_up(error: Exception) -> Verdict:
@@ -98,6 +100,7 @@ def deactivate() -> bool:
         manager_class = _manager_class(sys.modules.get(MANAGER_MODULE))
         removed = manager_class is not None and binding.uninstall(manager_class)
         _current = None
+        ledger.withdraw()
     return removed
 
 
@@ -121,25 +124,25 @@ def _look(
     mode: Mode, target: Target | None, module: ModuleType, manager_class: type | None
 ) -> Evidence:
     matrix = load_matrix()
-    row: Row | None = None
-    changed: tuple[str, ...] = ()
-    if target is not None and target.source is not None:
-        row, changed = compare(matrix, target)
+    on_disk = replace(sight(mode, target, matrix), loaded_from=module.__file__)
     if manager_class is None:
-        return Evidence(mode, target, module.__file__, row=row, changed=changed)
-    probed = row is None or row.status in (Status.LIVE, Status.NATIVE)
+        return on_disk
+    ours_installed = binding.installation(manager_class) is not None
     foreign = _foreign(matrix, target, module, manager_class)
-    return Evidence(
-        mode,
-        target,
-        loaded_from=module.__file__,
-        ours_installed=binding.installation(manager_class) is not None,
+    # A probe of our own patch would be counted as traffic, and was made when it was put in place.
+    probed = foreign is not None if ours_installed else _may_leak(on_disk.row)
+    return replace(
+        on_disk,
+        ours_installed=ours_installed,
         foreign=foreign,
-        row=row,
-        changed=changed,
-        outcome=probe(module, manager_class).outcome if probed and not foreign else None,
+        subclass=next(binding.overriding_subclasses(manager_class), None),
+        outcome=probe(module, manager_class).outcome if probed else None,
         drift_allowed=os.environ.get(ALLOW_DRIFT_VARIABLE) == "1",
     )
+
+
+def _may_leak(row: Row | None) -> bool:
+    return row is None or row.status in (Status.LIVE, Status.NATIVE)
 
 
 def _foreign(
@@ -149,27 +152,7 @@ def _foreign(
         # Code without its source does not name the file it was loaded from.
         return None
     relied_on = tuple(dict.fromkeys(name.split(".")[1] for name in matrix.methods))
-    return binding.foreign_method(manager_class, relied_on, str(module.__file__)) or next(
-        binding.overriding_subclasses(manager_class), None
-    )
-
-
-def compare(matrix: Matrix, target: Target) -> tuple[Row | None, tuple[str, ...]]:
-    """Hold a vLLM's source against the table.
-
-    Returns:
-        The row that has the same methods, if any, and else the methods that differ from the row
-        of its version.
-    """
-    own = matrix.row_for(target.version)
-    if own is not None and own.manager_sha256 == target.sha256:
-        return own, ()
-    found = fingerprints(target.source or "", matrix.methods)
-    row = matrix.row_like(found, target.version)
-    if row is not None or own is None:
-        return row, ()
-    names = (name for name in matrix.methods if found.get(name) != own.fingerprints.get(name))
-    return None, tuple(names)
+    return binding.foreign_method(manager_class, relied_on, str(module.__file__))
 
 
 def _patch(module: ModuleType, manager_class: type, promised: Verdict) -> Verdict:
@@ -177,7 +160,7 @@ def _patch(module: ModuleType, manager_class: type, promised: Verdict) -> Verdic
     done = binding.install(manager_class)
     after = probe(module, manager_class)
     if after.outcome is Outcome.RETIRES:
-        _reset(done.counters)
+        done.counters.reset()  # what the probe did is not traffic
         return promised
     binding.uninstall(manager_class)
     return Verdict(
@@ -185,12 +168,6 @@ def _patch(module: ModuleType, manager_class: type, promised: Verdict) -> Verdic
         f"patched, the class did not behave ({after.detail}); the patch was taken off again, "
         "report this.",
     )
-
-
-def _reset(counters: Counters) -> None:
-    """Start from zero: what the probe did is not traffic."""
-    counters.calls = counters.states_freed = 0
-    counters.states_stock_would_keep = counters.ranges_clamped = 0
 
 
 def _manager_class(module: ModuleType | None) -> type | None:
@@ -210,6 +187,7 @@ def _settle(record: Record) -> Verdict:
         level = logging.WARNING if record.verdict.in_doubt else logging.INFO
         _logger.log(level, record.line())
     _current = record
+    ledger.keep(record)
     if record.verdict.in_doubt and os.environ.get(MODE_VARIABLE) == Mode.REQUIRE.value:
         raise RequireFailed(
             f"vllm-mamba-retire: MAMBA_RETIRE=require, but {record.verdict.sentence}"

@@ -1,19 +1,18 @@
 """Asks a live `MambaManager` class whether it retires a state that lies before a null gap.
 
-The question is put to the release's own code: its manager, its block pool, its spec, on a pool of
-eight blocks and the smallest table that shows the defect, ``[old, null, committed, in flight]``. The
-probe can fail both ways: on the stock class of a live release it must answer `STOPS_AT_GAP`,
+The question is put to the release's own code, its manager, block pool and spec, with a pool of
+eight blocks and the smallest table that shows the defect: ``[old, null, committed, in flight]``.
+The probe can fail both ways: on the stock class of a live release it must answer `STOPS_AT_GAP`,
 and any behaviour that is neither the defect nor the fix is `WRONG`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from .standalone import build_manager
 from .verdict import Outcome
 
 _BLOCK = 4  # tokens
@@ -45,61 +44,10 @@ def probe(module: ModuleType, manager_class: type | None = None) -> ProbeResult:
         The outcome. An exception out of the probed code is an outcome too (`WRONG`).
     """
     try:
-        manager = build_manager(module, manager_class or module.MambaManager, _BLOCK, _POOL)
+        manager = build_manager(module, _BLOCK, _POOL, manager_class)
         return _ask(manager)
     except Exception as error:
         return ProbeResult(Outcome.WRONG, f"{type(error).__name__}: {error}")
-
-
-def build_manager(
-    module: ModuleType,
-    manager_class: type,
-    block: int,
-    pool: int,
-    spec: int = 0,
-    enable_caching: bool = True,
-) -> Any:
-    """A real manager in align mode on a real pool of its own, whatever the release.
-
-    Args:
-        module: the imported manager module.
-        manager_class: class to build.
-        block: block size in tokens.
-        pool: blocks in the pool, the null block among them.
-        spec: speculative blocks per request.
-        enable_caching: whether the pool keeps hashed blocks.
-    """
-    import torch  # vLLM's manager module has imported it already
-
-    mamba_spec = _call(
-        module.MambaSpec,
-        block_size=block,
-        shapes=((1,),),
-        dtypes=(torch.float32,),
-        mamba_cache_mode="align",
-        num_speculative_blocks=spec,
-    )
-    block_pool = _call(
-        module.BlockPool,
-        num_gpu_blocks=pool,
-        enable_caching=enable_caching,
-        hash_block_size=block,
-    )
-    return _call(
-        manager_class,
-        _signature_of=module.SingleTypeKVCacheManager,
-        kv_cache_spec=mamba_spec,
-        block_pool=block_pool,
-        enable_caching=enable_caching,
-        kv_cache_group_id=0,
-        scheduler_block_size=block,
-    )
-
-
-def _call(build: Callable[..., Any], _signature_of: Any = None, **arguments: Any) -> Any:
-    """Call with those arguments that this release knows."""
-    known = inspect.signature(_signature_of or build).parameters
-    return build(**{name: value for name, value in arguments.items() if name in known})
 
 
 def _ask(manager: Any) -> ProbeResult:

@@ -1,0 +1,88 @@
+"""What activation does to each release: live is patched, every other keeps its own objects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from vllm_mamba_retire import activation, binding
+from vllm_mamba_retire.matrix import Status
+from vllm_mamba_retire.probe import probe
+from vllm_mamba_retire.verdict import Outcome, Reason, Verdict
+
+REASONS = {
+    Status.LIVE: Reason.PATCHED,
+    Status.NATIVE: Reason.NATIVE,
+    Status.LATENT: Reason.LATENT,
+    Status.ABSENT: Reason.ABSENT,
+}
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    """What this package logs; vLLM's logger does not hand records on to pytest."""
+    kept: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            kept.append(record.getMessage())
+
+    logger, handler = logging.getLogger("vllm.mamba_retire"), Keep()
+    logger.addHandler(handler)
+    yield kept
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def verdict(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> Iterator[Verdict]:
+    monkeypatch.setenv("MAMBA_RETIRE", "auto")
+    yield activation.activate()
+    activation.deactivate()
+
+
+def test_verdict_is_that_of_the_table(verdict: Verdict, status: Status) -> None:
+    assert verdict.reason is REASONS[status]
+    assert not verdict.in_doubt
+
+
+def test_one_line_names_verdict_version_and_file(
+    verdict: Verdict, lines: list[str], release: str, module: ModuleType
+) -> None:
+    activation.activate()
+    (line,) = lines
+    for expected in (verdict.reason.value, f"vLLM {release}", str(module.__file__)):
+        assert expected in line
+
+
+@pytest.mark.about(Status.LIVE)
+def test_live_release_is_seen_to_leak_before_and_to_retire_after(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType
+) -> None:
+    monkeypatch.setenv("MAMBA_RETIRE", "auto")
+    assert probe(module).outcome is Outcome.STOPS_AT_GAP
+    activation.activate()
+    assert probe(module).outcome is Outcome.RETIRES
+    activation.deactivate()
+    assert probe(module).outcome is Outcome.STOPS_AT_GAP
+
+
+@pytest.mark.about(Status.LIVE)
+def test_the_probe_leaves_no_traffic_in_the_counters(verdict: Verdict, module: ModuleType) -> None:
+    done = binding.installation(module.MambaManager)
+    assert done is not None
+    assert (done.counters.calls, done.counters.states_freed) == (0, 0)
+
+
+@pytest.mark.about(Status.ABSENT, Status.LATENT, Status.NATIVE)
+def test_other_releases_keep_every_object(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType
+) -> None:
+    own = dict(vars(module.MambaManager))
+    base = dict(vars(module.SingleTypeKVCacheManager))
+    monkeypatch.setenv("MAMBA_RETIRE", "auto")
+    activation.activate()
+    assert dict(vars(module.MambaManager)) == own
+    assert dict(vars(module.SingleTypeKVCacheManager)) == base
