@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 
+TYPE_CHECKING = False  # as in typing, which alone would take most of the time of this import
 if TYPE_CHECKING:
+    from typing import Any
+
     from .record import Record
     from .verdict import Verdict
 
