@@ -94,8 +94,8 @@ real = m.load_matrix
 def load(path=None):
     import dataclasses
     table = real(path)
-    rows = tuple(r for r in table.rows if r.status.value not in ("live", "native"))
-    return dataclasses.replace(table, rows=rows)
+    rows = tuple(r for r in table.releases if r.status.value not in ("live", "native"))
+    return dataclasses.replace(table, releases=rows)
 import vllm_mamba_retire.activation as a
 a.load_matrix = load
 """,
