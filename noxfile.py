@@ -79,11 +79,14 @@ def unit(session: nox.Session, version: str) -> None:
 @nox.parametrize("version", typed(row.version for row in table.releases()))
 def release(session: nox.Session, version: str) -> None:
     """One release's real manager and scheduler, from its published wheel, on a CPU."""
+    folders = ["tests/release", "tests/scheduler"]
+    if version in table.edges():
+        folders.append("tests/process")  # a fresh interpreter per test takes its time
     with provisioning(session):
         pytest(
             session,
             provision.shared_environment(),
-            [folder for folder in ("tests/release", "tests/scheduler") if Path(folder).exists()],
+            folders,
             [provision.own_package(), provision.release(version)],
             release=version,
             trees=provision.RELEASES,

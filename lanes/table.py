@@ -29,3 +29,12 @@ def default_releases() -> list[Release]:
     rows = releases()
     newest_latent = [row for row in rows if row.status == "latent"][-1:]
     return newest_latent + [row for row in rows if row.status in ("live", "native")]
+
+
+def edges() -> set[str]:
+    """Where a status begins or ends: oldest and newest live release, first and newest native."""
+    by_status = {
+        status: [row.version for row in releases() if row.status == status]
+        for status in ("live", "native")
+    }
+    return {versions[end] for versions in by_status.values() for end in (0, -1)}
