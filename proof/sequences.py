@@ -1,0 +1,116 @@
+"""Operation sequences: what a client and a scheduler can do to a KV-cache manager, as plain data.
+
+Knows no vLLM. An operation is a name and three small numbers that `world` interprets against the
+state at hand, so every list of operations is valid and any part of one is too: that is what lets a
+failing sequence be cut down.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+# How often each operation is drawn.
+OPERATIONS = {
+    "admit": 9,  # a new request; its id may have been used before, its text may be cached
+    "chunk": 40,  # schedule the next prefill chunk or decode step of a running request
+    "settle": 34,  # the oldest scheduled step of a request is done; drafts may be rejected
+    "retire": 3,  # free what is settled, outside of an allocation
+    "finish": 2,  # the request ends (or is aborted with steps in flight)
+    "preempt": 1,  # its blocks are freed, it starts over later
+    "resume": 3,  # a preempted request is admitted again and may hit its own blocks
+    "roll back": 1,  # computed tokens are taken back after a failed KV load
+    "pop": 1,  # the request ends, its blocks are freed later (vLLM's deferred free)
+    "free popped": 2,
+    "step": 4,  # a new scheduler step starts
+    "reset": 1,  # the prefix cache is dropped, if nothing is running
+}
+_NAMES = tuple(OPERATIONS)
+_WEIGHTS = tuple(OPERATIONS.values())
+ARGUMENT = 64  # arguments are in [0, ARGUMENT)
+
+Operation = tuple[str, int, int, int]
+Scope = Literal["native", "graft"]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The manager under test.
+
+    Attributes:
+        block: Mamba (= attention) block size, in tokens.
+        hash_block: hash granularity in tokens; less than `block` allows partial hits.
+        pool: blocks in the pool, the null block among them.
+        groups: Mamba groups that share the pool with one attention group.
+        spec: speculative blocks = draft tokens per decode step.
+        lag: steps of one request that may be scheduled and not settled, less one.
+        retention: ``prefix_cache_retention_interval`` in tokens; None keeps every state.
+        eagle: the drafter is EAGLE or MTP: a hit gives up its last block.
+    """
+
+    block: int
+    hash_block: int
+    pool: int
+    groups: int
+    spec: int
+    lag: int
+    retention: int | None
+    eagle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A manager and what is done to it, in order."""
+
+    geometry: Geometry
+    operations: tuple[Operation, ...]
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Sequence:
+        """The inverse of `to_data`."""
+        operations = tuple((str(name), a, b, c) for name, a, b, c in data["operations"])
+        return cls(Geometry(**data["geometry"]), operations)
+
+
+def geometry(choose: Callable[[list[Any]], Any], scope: Scope) -> Geometry:
+    """One geometry, each part chosen by `choose` from a list, the simplest first.
+
+    In scope "native" only what 0.26.0-0.29.0 and 0.30.0 treat alike outside of retirement: 0.30.0
+    changed which states sparse retention keeps, where partial tails are cached and what a drafter's
+    hit gives up, so those geometries are compared with 0.30.0's method on the release's own code.
+    """
+    block = choose([4, 2, 8])
+    free = scope == "graft"
+    spec = choose([0, 1, 3, 5])
+    return Geometry(
+        block=block,
+        hash_block=choose([block, block // 2]) if free else block,
+        pool=choose([96, 48, 32, 24, 16]),
+        groups=choose([1, 2, 3]),
+        spec=spec,
+        lag=choose([1, 0, 2, 3]),
+        retention=choose([None, 0, 4 * block]) if free else None,
+        eagle=bool(spec) and free and choose([False, True]),
+    )
+
+
+def seeded(seed: int, length: int, scope: Scope) -> Sequence:
+    """The sequence of a seed."""
+    draw = random.Random(f"{scope} {seed}")
+    shape = geometry(draw.choice, scope)
+    names = draw.choices(_NAMES, _WEIGHTS, k=length)
+    numbers = draw.choices(range(ARGUMENT), k=3 * length)
+    operations = zip(names, numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+    return Sequence(shape, tuple(operations))
+
+
+def batches(seed: int, steps: int, length: int, scope: Scope) -> Iterator[tuple[int, Sequence]]:
+    """Seeds from `seed` on with their sequences, `steps` operations in all."""
+    for number in range(-(-steps // length)):
+        yield seed + number, seeded(seed + number, min(length, steps - number * length), scope)

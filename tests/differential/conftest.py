@@ -1,0 +1,38 @@
+"""Two releases side by side: the one under test, patched, and 0.30.0, which carries the fix."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from proof.compare import MANAGER_FILE, Side
+
+NATIVE = "0.30.0"
+STEPS_VARIABLE = "MAMBA_RETIRE_PROOF_STEPS"
+
+
+@pytest.fixture(scope="session")
+def steps() -> int:
+    """Operations per comparison."""
+    return int(os.environ.get(STEPS_VARIABLE, "10000"))
+
+
+@pytest.fixture(scope="session")
+def patched(trees: Path, release: str) -> Side:
+    return Side(trees / release, "patched")
+
+
+@pytest.fixture(scope="session")
+def stock(trees: Path, release: str) -> Side:
+    return Side(trees / release, "as-is")
+
+
+@pytest.fixture(scope="session")
+def native(trees: Path) -> Side:
+    return Side(trees / NATIVE, "as-is")
+
+
+@pytest.fixture(scope="session")
+def graft(trees: Path, release: str) -> Side:
+    return Side(trees / release, "graft", trees / NATIVE / MANAGER_FILE)
