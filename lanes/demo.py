@@ -115,7 +115,7 @@ def table(runs: dict[Case, EngineRun]) -> Table:
     """The measured figures."""
     any_run = next(iter(runs.values()))
     title = f"vLLM {any_run.vllm}: one prompt of {PROMPT:,} tokens, block {any_run.block} tokens"
-    result = Table("pool", "lag", "vLLM", title=title, box=SIMPLE_HEAD, pad_edge=False)
+    result = Table("pool", "lag", "vLLM", title=title, box=SIMPLE_HEAD, collapse_padding=True)
     for heading in ("states", "tokens", "steps", "roll-backs", "seconds"):
         result.add_column(heading, justify="right")
     result.add_column("output")
@@ -140,7 +140,7 @@ def judge(runs: dict[Case, EngineRun]) -> Iterator[str]:
     for case, measured in runs.items():
         if measured.answers[REQUEST].tokens != roomy.answers[REQUEST].tokens:
             yield f"{case.name}: the output differs from that of stock vLLM with a roomy pool"
-        if measured.free_after != measured.pool or measured.watermarks_after:
+        if not measured.nothing_left:
             yield f"{case.name}: blocks or watermarks are left when everything has ended"
         for problem in (_patched if case.patched else _stock)(case, measured):
             yield f"{case.name}: {problem}"

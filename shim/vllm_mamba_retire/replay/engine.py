@@ -67,7 +67,7 @@ class Workload:
     pool: int | None = None
     cache_mode: Literal["align", "all", "none"] = "align"
     max_tokens: int = 65_536
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def from_json(cls, text: str) -> Workload:
@@ -77,7 +77,8 @@ class Workload:
             Action(**(action | {"prompt": tuple(map(tuple, action["prompt"]))}))
             for action in data.pop("actions")
         )
-        return cls(actions=tuple(actions), **data)
+        options = tuple(map(tuple, data.pop("options")))
+        return cls(actions=tuple(actions), options=options, **data)
 
     def to_json(self) -> str:
         """As one line of JSON."""
@@ -138,6 +139,7 @@ class EngineRun:
         vllm: vLLM's version.
         verdict: reason code of this package in that process, or ``off``.
         freed_beyond_stock: states freed that stock vLLM would have kept.
+        cache_mode: ``mamba_cache_mode`` in effect; vLLM may change the one asked for.
         block: Mamba block size, in tokens.
         groups: Mamba groups that share the pool.
         steps: one entry per step that scheduled tokens.
@@ -151,6 +153,7 @@ class EngineRun:
     vllm: str
     verdict: str
     freed_beyond_stock: int
+    cache_mode: str
     block: int
     groups: int
     steps: list[Step]
@@ -181,6 +184,12 @@ class EngineRun:
     def preemptions(self) -> int:
         """Roll-backs of a request for want of blocks."""
         return sum(step.preempted for step in self.steps)
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether all blocks are back, with no reference and no watermark left."""
+        left = self.pool - self.free_after, self.referenced_after, self.watermarks_after
+        return left == (0, 0, 0)
 
 
 def run(

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+import traceback
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -23,6 +24,7 @@ _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # an id used again is the same id inside
     "HF_HUB_OFFLINE": "1",
 }
 _FIRST_TEXT_TOKEN = 2  # the configs' vocabularies start with two special tokens
@@ -31,13 +33,17 @@ _FIRST_TEXT_TOKEN = 2  # the configs' vocabularies start with two special tokens
 def main() -> None:
     """Run the workload on stdin."""
     out = _claim_stdout()
-    workload = Workload.from_json(sys.stdin.read())
     os.environ.update(_ENVIRONMENT)
-    run = EngineProcess(workload, out).run()
-    print(json.dumps(asdict(run)), file=out, flush=True)
-    # vLLM's native libraries report thousands of leaks while the interpreter shuts down.
+    try:
+        run = EngineProcess(Workload.from_json(sys.stdin.read()), out).run()
+        print(json.dumps(asdict(run)), file=out, flush=True)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    # Not through the interpreter's end, where native libraries report thousands of leaks.
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 class EngineProcess:
@@ -157,6 +163,7 @@ class EngineProcess:
             vllm=vllm.__version__,
             verdict=record.verdict.reason.value if record else "off",
             freed_beyond_stock=counters.states_stock_would_keep if counters else 0,
+            cache_mode=self.mamba[0].mamba_cache_mode,
             block=self.mamba[0].block_size,
             groups=len(self.mamba),
             steps=self.steps,
@@ -187,8 +194,8 @@ def _claim_stdout() -> TextIO:
 
 def _boot(workload: Workload) -> Any:
     if workload.lag:
-        _schedule_ahead(workload.lag)
-    _register_seeded_weights()
+        schedule_ahead(workload.lag)
+    register_seeded_weights()
     from vllm import EngineArgs, LLMEngine
 
     return LLMEngine.from_engine_args(
@@ -204,13 +211,13 @@ def _boot(workload: Workload) -> Any:
             num_gpu_blocks_override=workload.pool,
             enable_prefix_caching=workload.cache_mode != "none",
             mamba_cache_mode=workload.cache_mode,
-            **workload.options,
+            **dict(workload.options),
             disable_log_stats=True,
         )
     )
 
 
-def _schedule_ahead(lag: int) -> None:
+def schedule_ahead(lag: int) -> None:
     """Turn async scheduling back on behind the CPU platform's check, `lag` steps deep.
 
     The check sets it to False (``CpuPlatform.check_and_update_config``); the engine core, its queue
@@ -229,7 +236,7 @@ def _schedule_ahead(lag: int) -> None:
     VllmConfig.max_concurrent_batches = property(lambda _config: lag + 1)
 
 
-def _register_seeded_weights() -> None:
+def register_seeded_weights() -> None:
     """Weights under which the output depends on the whole prompt.
 
     vLLM's own dummy weights are so small that every prompt gets the same answer, which would make
