@@ -90,6 +90,12 @@ def test_context_is_one_line_on_each_side(series: Series):
 
 
 @every_series
+def test_patches_are_not_in_the_format_of_git(series: Series):
+    # Below the top of a checkout `git apply` passes over such a patch's files and exits 0.
+    assert not [c.patch for c in series.changes if re.search(r"^diff --git ", c.text, flags=re.M)]
+
+
+@every_series
 def test_nothing_is_removed_from_vllm(series: Series):
     body = series.code.text.split("\n---\n", 1)[1]
     assert not [line for line in body.splitlines() if re.match(r"-(?!--)", line)]
