@@ -17,6 +17,8 @@ COMMANDS: dict[str, str] = {
     "check": "patchset",
     "revert": "patchset",
     "replay": "replay",
+    "plan": "plan",
+    "inspect-image": "inspect_image",
 }
 
 app = typer.Typer(
