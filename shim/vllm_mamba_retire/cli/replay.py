@@ -62,7 +62,8 @@ def replay(
         Path | None, typer.Option("--csv", help="Write every step of both sides here.")
     ] = None,
     chart: Annotated[
-        Path | None, typer.Option(help="Draw the (first) replay here, .png or .svg.")
+        Path | None,
+        typer.Option(help="Draw the first replay that shows a difference here, .png or .svg."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine output on stdout.")] = False,
 ) -> None:
@@ -92,7 +93,7 @@ def replay(
         if chart is not None:
             from vllm_mamba_retire.replay.charts import draw
 
-            draw(flat[0], chart)
+            draw(_telling(flat), chart)
     if as_json:
         typer.echo(json.dumps(_document(release, cases, pairs, findings), indent=2))
     else:
@@ -218,6 +219,11 @@ def _findings(cases: Sequence[Case], pairs: dict[str, list[Pair]], release: str)
         if case.holds_on(release):
             found += differences(case, pairs[case.id])
     return found
+
+
+def _telling(pairs: Sequence[Pair]) -> Pair:
+    """The first pair that shows a difference, else the first."""
+    return next((pair for pair in pairs if pair.stock.steps != pair.fixed.steps), pairs[0])
 
 
 def _document(

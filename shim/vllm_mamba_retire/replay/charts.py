@@ -1,4 +1,4 @@
-"""Draws a replay: states and pool use over the steps, stock and fixed together."""
+"""Draws states and pool use, stock and fixed together: a replay by step, a plan by prompt."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .compare import Pair
+from .deployment import Deployment
 from .runs import Run, Step
 from .scenario import InputError
 
@@ -14,6 +15,7 @@ _LOOK: dict[str, dict[str, Any]] = {
     "stock": {"color": "tab:red", "linestyle": "-"},
     "fixed": {"color": "tab:blue", "linestyle": "--"},
 }
+_POINTS = 400
 
 
 def draw(pair: Pair, path: Path) -> None:
@@ -62,3 +64,28 @@ def _save(figure: Any, path: Path) -> None:
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise InputError(f"chart: {path}: {error}.") from None
+
+
+def draw_growth(deployment: Deployment, path: Path) -> None:
+    """Write the closed-form chart of a deployment: states and blocks over the prompt length.
+
+    Raises:
+        InputError: matplotlib is not installed, or cannot write that format.
+    """
+    figure, (states, blocks) = _subplots()
+    geometry = deployment.geometry
+    prompts = range(0, deployment.prompt + 1, max(deployment.prompt // _POINTS, 1))
+    for side, held in (("stock", geometry.stock_states), ("fixed", geometry.fixed_states)):
+        states.plot(prompts, [held(prompt) for prompt in prompts], label=side, **_LOOK[side])
+        needed = [geometry.pool(prompt, held(prompt)) for prompt in prompts]
+        blocks.plot(prompts, needed, label=side, **_LOOK[side])
+    if deployment.pool is not None:
+        blocks.axhline(deployment.pool, color="black", linewidth=0.8, label="pool")
+    states.set_ylabel("live states of one request,\nper Mamba group (bound)")
+    states.set_title(f"block {deployment.block}, budget {deployment.budget}, lag {deployment.lag}")
+    blocks.set_ylabel("blocks needed")
+    blocks.set_xlabel("prompt (tokens)")
+    for axes in (states, blocks):
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="upper left")
+    _save(figure, path)

@@ -59,6 +59,7 @@ def _activate() -> str:
     from vllm_mamba_retire import activate
 
     verdict = activate()
+    assert verdict is not None, "vLLM's manager module was imported just above"
     if verdict.in_doubt:
         sys.exit(verdict.sentence)
     return verdict.reason.value

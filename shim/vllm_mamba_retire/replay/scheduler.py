@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .platform import configure_only
 from .runs import Run, Step
 from .scenario import Arrival, Scenario
 
@@ -235,7 +236,7 @@ def _build_scheduler(scenario: Scenario) -> tuple[Any, Any]:
 
 
 def _build_config(scenario: Scenario) -> Any:
-    _stay_off_the_gpu()
+    configure_only()
     from vllm.engine.arg_utils import EngineArgs
 
     os.environ.pop(_RETENTION_VARIABLE, None)
@@ -259,21 +260,11 @@ def _build_config(scenario: Scenario) -> Any:
         mamba_cache_mode="align",
         speculative_config=drafting if scenario.spec else None,
     ).create_engine_config()
-    # The stand-in model's own geometry gives way to the scenario's; the CPU platform turns
-    # asynchronous scheduling off, which only a real CPU engine needs.
+    # The stand-in model's own geometry gives way to the scenario's.
     config.cache_config.block_size = config.cache_config.mamba_block_size = scenario.block
     config.cache_config.num_gpu_blocks = scenario.pool or scenario.roomy_pool
     config.scheduler_config.async_scheduling = scenario.lag > 0
     return config
-
-
-def _stay_off_the_gpu() -> None:
-    """Choose the CPU platform: a replay on a serving machine must not claim its devices."""
-    from vllm import platforms
-    from vllm.platforms.cpu import CpuPlatform
-
-    if not isinstance(platforms.current_platform, CpuPlatform):
-        platforms._current_platform = CpuPlatform()
 
 
 def _build_cache(scenario: Scenario, config: Any) -> Any:
