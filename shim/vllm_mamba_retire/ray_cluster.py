@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 from .processes import Node, Survey
 
@@ -33,8 +36,9 @@ def survey_cluster(patience: float = 60.0) -> list[Node]:
     except ImportError as error:
         raise RayError("Ray is not installed; pip install 'vllm-mamba-retire[ray]'") from error
     try:
+        _knock()
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:
         raise RayError(f"no Ray cluster answers: {error}") from error
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -43,6 +47,14 @@ def survey_cluster(patience: float = 60.0) -> list[Node]:
         return [_node(ray, node, answer, answer in answered) for answer, node in asked.items()]
     finally:
         ray.shutdown()
+
+
+def _knock() -> None:
+    """Ray itself waits for minutes for an address where nobody listens."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    named = urlsplit(address if "://" in address else f"//{address}")
+    if named.hostname and named.port:
+        socket.create_connection((named.hostname, named.port), timeout=10).close()
 
 
 def _ask(ray: Any, node_id: str) -> Any:

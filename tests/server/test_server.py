@@ -1,0 +1,176 @@
+"""A real server and a real client, with the package installed and nothing else done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from serving import BLOCKS, BUDGET, PATIENCE, Server, eventually, prompt
+
+from vllm_mamba_retire.matrix import Status
+from vllm_mamba_retire.verdict import Reason
+
+LONG = prompt(1)
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The control: the same installation, told to do nothing."""
+    with Server(tmp_path_factory.mktemp("stock"), MAMBA_RETIRE="off") as server:
+        yield server.wait()
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("patched")) as server:
+        yield server.wait()
+
+
+@dataclass
+class Seen:
+    """One cold prompt as the client and ``/metrics`` see it.
+
+    `usage` is the most of the pool that was in use, as a fraction.
+    """
+
+    tokens: list[int]
+    usage: float
+    preemptions: float
+    prompt_tokens: float
+
+
+@pytest.fixture(scope="module")
+def seen(stock: Server, patched: Server) -> dict[str, Seen]:
+    """The same cold prompt, streamed from both."""
+    return {"stock": _watch(stock), "patched": _watch(patched)}
+
+
+def _watch(server: Server) -> Seen:
+    with server.sampled("kv_cache_usage_perc") as usage:
+        tokens = [token for piece in server.stream(LONG) for token in piece]
+    return Seen(
+        tokens,
+        max(usage),
+        server.metric("num_preemptions_total"),
+        server.metric("prompt_tokens_total"),
+    )
+
+
+@pytest.fixture
+def leaks(status: Status) -> bool:
+    """Whether stock vLLM of this release does."""
+    return status is Status.LIVE
+
+
+def test_both_generate_the_same_tokens(seen: dict[str, Seen]) -> None:
+    assert len(seen["patched"].tokens) == 8
+    assert seen["patched"].tokens == seen["stock"].tokens
+
+
+def test_the_output_depends_on_what_earlier_chunks_computed(
+    seen: dict[str, Seen], patched: Server
+) -> None:
+    """Without this, "the same tokens" would say nothing about states."""
+    last_chunk = len(LONG) % BUDGET
+    other = [*prompt(2)[:-last_chunk], *LONG[-last_chunk:]]
+    assert patched.complete(other) != seen["patched"].tokens
+
+
+def test_a_prefix_hit_answers_as_the_cold_prompt_did(
+    seen: dict[str, Seen], patched: Server
+) -> None:
+    assert patched.complete(LONG) == seen["patched"].tokens
+    hits = patched.metric("prefix_cache_hits_total")
+    assert patched.complete(LONG) == seen["patched"].tokens
+    assert patched.metric("prefix_cache_hits_total") > hits
+
+
+def test_metrics_show_the_roll_backs_of_stock_and_none_when_patched(
+    seen: dict[str, Seen], leaks: bool
+) -> None:
+    assert (seen["stock"].preemptions > 0) == leaks
+    assert seen["patched"].preemptions == 0
+
+
+def test_metrics_show_a_full_pool_on_stock_and_room_when_patched(
+    seen: dict[str, Seen], leaks: bool
+) -> None:
+    # 35 attention blocks of the prompt, and per Mamba group two states and one for the lag.
+    needed = (35 + 3 * 3) / (BLOCKS - 1)
+    assert seen["patched"].usage <= needed + 0.01
+    assert (seen["stock"].usage > 0.9) == leaks
+
+
+def test_the_client_is_told_the_same_prompt_tokens(seen: dict[str, Seen]) -> None:
+    assert seen["stock"].prompt_tokens == seen["patched"].prompt_tokens == len(LONG)
+
+
+def test_every_process_has_a_record_and_the_engine_core_counts(
+    seen: dict[str, Seen], patched: Server, leaks: bool
+) -> None:
+    verdict = Reason.PATCHED if leaks else Reason.NATIVE
+    by_role = {entry.role: entry for entry in patched.entries()}
+    assert sorted(by_role) == ["API server", "engine core", "worker"]
+    for role in ("API server", "engine core"):
+        assert by_role[role].verdict is not None
+        assert by_role[role].verdict.reason is verdict
+    assert by_role["worker"].verdict is None, "a worker has no manager to patch"
+    if leaks:
+        assert by_role["API server"].counters.states_freed == 0
+        eventually(
+            lambda: any(
+                e.counters and e.counters.states_stock_would_keep for e in patched.entries()
+            ),
+            "the engine core's counters are written",
+        )
+
+
+def test_nothing_runs_unpatched_beside_a_patched_server(patched: Server) -> None:
+    assert not patched.survey().finding
+
+
+def test_an_engine_core_told_to_do_nothing_is_reported_but_no_finding(
+    stock: Server, leaks: bool
+) -> None:
+    seen = stock.survey()
+    assert [entry.role for entry in seen.entries] == []
+    (core,) = seen.silent
+    assert ("MAMBA_RETIRE=off" in core.sentence) == leaks
+    assert not seen.finding
+
+
+def test_clients_that_vanish_in_the_middle_of_a_prefill_leave_nothing_behind(
+    seen: dict[str, Seen], stock: Server, patched: Server
+) -> None:
+    for server in (stock, patched):
+        for seed in (11, 12):
+            server.hang_up(prompt(seed), server.computing)
+            eventually(server.idle, "the blocks of the client that vanished are free")
+        assert server.complete(LONG) == seen["stock"].tokens
+
+
+def test_a_stream_left_half_read_leaves_nothing_behind(patched: Server) -> None:
+    stream = patched.stream(prompt(13), output=2000)
+    next(stream)
+    stream.close()
+    eventually(patched.idle, "the blocks are free")
+
+
+@pytest.mark.parametrize("grace", [0, 60])
+def test_a_server_stopped_in_the_middle_of_a_prefill_ends_and_takes_its_records_along(
+    tmp_path: Path, grace: int
+) -> None:
+    with Server(tmp_path, f"--shutdown-timeout={grace}") as server:
+        server.wait()
+        family = server.family()
+        before = {entry.pid for entry in server.entries()}
+        assert len(before) == 3
+        # The client goes too: the HTTP server of vLLM waits for open connections.
+        server.hang_up(prompt(21), lambda: server.computing() and server.terminate())
+        assert server.process.wait(PATIENCE) == 0
+        psutil.wait_procs(family, timeout=PATIENCE)
+        assert server.entries() == []
+        assert list(server.records.glob("*.json")) == []
