@@ -1,0 +1,123 @@
+"""What `status` says of processes, to people, to programs and to Prometheus."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from vllm_mamba_retire.cli import processes
+from vllm_mamba_retire.ledger import Entry
+from vllm_mamba_retire.processes import Node, Silent, Survey
+from vllm_mamba_retire.retirement import Counters
+from vllm_mamba_retire.verdict import Reason, Verdict
+
+CORE = Entry(
+    pid=71,
+    started=1,
+    namespace="pid:[1]",
+    role="engine core",
+    verdict=Verdict(Reason.PATCHED, "vLLM 0.29.0 retires across null gaps."),
+    version="0.1.0",
+    vllm="0.29.0",
+    manager_file="/site/vllm/v1/core/single_type_kv_cache_manager.py",
+    sha256="ab",
+    decided_at=1.0,
+    counters=Counters(calls=9, states_freed=47, states_stock_would_keep=43),
+)
+WORKER = replace(CORE, pid=72, role="worker", verdict=None, counters=None, decided_at=None)
+DRIFTED = replace(CORE, pid=73, verdict=Verdict(Reason.DRIFTED, "other code."), counters=None)
+LEFT_OUT = Silent(74, "0.29.0", "/site/vllm", "was left out by VLLM_PLUGINS.", finding=True)
+OFF = Silent(75, "0.29.0", "/site/vllm", "MAMBA_RETIRE=off; vLLM is left as it is.", finding=False)
+
+
+def shown(*nodes: Node) -> str:
+    out = io.StringIO()
+    processes.show(Console(file=out, width=160), nodes)
+    return out.getvalue()
+
+
+def samples(*nodes: Node) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(processes.prometheus(nodes)):
+        for sample in family.samples:
+            name = sample.name.removeprefix("vllm_mamba_retire_")
+            found.setdefault(name, []).append((dict(sample.labels), sample.value))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("survey", "finding"),
+    [
+        (Survey(), False),
+        (Survey([CORE, WORKER]), False),
+        (Survey([CORE, DRIFTED]), True),
+        (Survey([], [OFF]), False),
+        (Survey([CORE], [OFF, LEFT_OUT]), True),
+    ],
+)
+def test_a_finding_is_a_process_in_doubt_or_one_that_should_be_patched(
+    survey: Survey, finding: bool
+) -> None:
+    assert Node(survey=survey).finding is finding
+
+
+def test_a_node_that_cannot_be_asked_is_a_finding() -> None:
+    assert Node("far", problem="did not answer in time.").finding
+
+
+def test_text_names_each_process_with_its_verdict_and_counters() -> None:
+    lines = [line.split() for line in shown(Node(survey=Survey([CORE, WORKER]))).splitlines()]
+    assert ["71", "engine", "core", "0.29.0", "patched", "47", "43"] in lines
+    assert ["72", "worker", "0.29.0", "armed"] in lines
+
+
+def test_text_says_that_nothing_runs() -> None:
+    assert "No running vLLM process keeps a record." in shown(Node())
+
+
+def test_text_marks_findings_and_only_those() -> None:
+    text = shown(Node(survey=Survey([CORE, DRIFTED], [LEFT_OUT, OFF])))
+    marked = [line for line in text.splitlines() if line.startswith("!")]
+    assert len(marked) == 2
+    assert "pid 73" in marked[0]
+    assert "other code." in marked[0]
+    assert "pid 74" in marked[1]
+    assert "MAMBA_RETIRE=off" in text
+
+
+def test_text_names_the_node_where_there_are_several() -> None:
+    far = Node("far", problem="did not answer in time.")
+    text = shown(Node("near", Survey([CORE])), far)
+    assert "near" in text
+    assert "! far: did not answer in time." in text
+
+
+def test_json_carries_everything_there_and_back() -> None:
+    survey = Survey([CORE, WORKER, DRIFTED], [LEFT_OUT, OFF])
+    (data,) = json.loads(json.dumps(processes.as_data([Node("near", survey)])))
+    assert (data["node"], data["problem"]) == ("near", None)
+    assert Survey.from_data(data) == survey
+
+
+def test_prometheus_counts_what_was_freed_per_process() -> None:
+    found = samples(Node(survey=Survey([CORE, WORKER])))
+    labels = {"pid": "71", "role": "engine core"}
+    assert found["states_freed_total"] == [(labels, 47)]
+    assert found["states_stock_would_keep_total"] == [(labels, 43)]
+    assert [labels["verdict"] for labels, _ in found["info"]] == ["patched", "armed"]
+
+
+def test_prometheus_has_the_number_to_alert_on_even_when_nothing_runs() -> None:
+    assert samples(Node())["engine_cores_unpatched"] == [({}, 0)]
+    found = samples(Node(survey=Survey([DRIFTED], [LEFT_OUT, OFF])))
+    assert found["engine_cores_unpatched"] == [({}, 2)]
+
+
+def test_prometheus_escapes_what_a_label_cannot_hold() -> None:
+    name = 'a "quoted" \\ name'
+    assert samples(Node(name))["engine_cores_unpatched"] == [({"node": name}, 0)]
