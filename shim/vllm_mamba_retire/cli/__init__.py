@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "revert": "patchset",
     "replay": "replay",
     "plan": "plan",
+    "status": "status",
     "inspect-image": "inspect_image",
 }
 
