@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 _COMPARISONS: dict[type[ast.cmpop], str] = {
@@ -39,12 +39,14 @@ class Mutant:
     source: str
 
 
-def mutants(source: str) -> Iterator[Mutant]:
-    """All mutants of the functions and methods of a module."""
+def mutants(source: str, lines: Container[int] | None = None) -> Iterator[Mutant]:
+    """All mutants of the functions and methods of a module, or of those `lines` of it."""
     tree = ast.parse(source)
     for function in _functions(tree):
         for node in ast.walk(function):
             for label, about, replacement in _changes(node):
+                if lines is not None and getattr(about, "lineno", 0) not in lines:
+                    continue
                 changed = _replace(source, node, replacement)
                 name = f"{function.name}:{getattr(about, 'lineno', 0)} {label}"
                 yield Mutant(f"{name}: {ast.unparse(about)[:70]}", changed)

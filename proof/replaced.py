@@ -1,8 +1,7 @@
 """Serves vLLM's manager module from another file, in this process.
 
-How the on-disk series and its mutants are tried without a copy of vLLM: the patched text alone takes
-the place of the file in the installed tree. Also a pytest plug-in: ``-p proof.replaced`` with
-``MAMBA_RETIRE_PROOF_MANAGER`` naming the file.
+How the on-disk series and its mutants are tried without a copy of vLLM: only this file is another.
+Also a pytest plug-in: ``-p proof.replaced`` with ``MAMBA_RETIRE_PROOF_MANAGER`` naming the file.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ def serve(manager_file: Path) -> None:
     import vllm.v1.core
 
     spec = importlib.util.spec_from_file_location(MODULE, manager_file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
     spec.loader.exec_module(module)

@@ -111,3 +111,9 @@ class Requests(RuleBasedStateMachine):
 
 TestRequests = Requests.TestCase
 TestRequests.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_counters_can_start_from_zero() -> None:
+    counters = Counters(1, 2, 3, 4)
+    counters.reset()
+    assert counters == Counters(0, 0, 0, 0)

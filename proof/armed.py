@@ -1,0 +1,29 @@
+"""A pytest plug-in that patches vLLM in a run of somebody else's tests, and proves that it did.
+
+With ``MAMBA_RETIRE=off`` it does nothing: the same command is the control.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import vllm_mamba_retire
+
+
+def pytest_sessionstart() -> None:
+    """Decide before any test is collected; ``MAMBA_RETIRE=require`` ends the run in doubt."""
+    if os.environ.get("MAMBA_RETIRE") != "off":
+        import vllm.v1.core.single_type_kv_cache_manager  # noqa: F401
+
+        vllm_mamba_retire.activate()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The patch must still be on."""
+    if os.environ.get("MAMBA_RETIRE") == "off":
+        return
+    record = vllm_mamba_retire.current()
+    if record is None or record.verdict.reason.value != "patched":
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR

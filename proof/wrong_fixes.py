@@ -1,0 +1,73 @@
+"""Wrong fixes that look right: edits of this package that vLLM's own tests mostly let pass.
+
+Three of them pass the manager tests of 0.29.0, and the last one everything that upstream has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_LOOP = "    freed: list[Block] = []\n"
+_MOVE = "watermarks.move(request_id, table, last_block)"
+
+
+class EditError(Exception):
+    """The text that an edit replaces is not there exactly once."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongFix:
+    """An edit of one module: `old` stands in it once and becomes `new`."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+    def of(self, source: str) -> str:
+        """The edited text.
+
+        Raises:
+            EditError: the module has changed, and this edit must follow.
+        """
+        if source.count(self.old) != 1:
+            raise EditError(f"{self.name}: {self.old!r} is in {self.module} not exactly once")
+        return source.replace(self.old, self.new)
+
+
+WRONG_FIXES = (
+    WrongFix(
+        "frees one block too many",
+        "retirement",
+        _LOOP,
+        f"    last_block = min(last_block + 1, len(table))\n{_LOOP}",
+    ),
+    WrongFix(
+        "frees two too many",
+        "retirement",
+        _LOOP,
+        f"    last_block = min(last_block + 2, len(table))\n{_LOOP}",
+    ),
+    WrongFix(
+        "frees but leaves the block in the table",
+        "retirement",
+        "        table[index] = null_block\n",
+        "",
+    ),
+    WrongFix("watermark one too high", "retirement", _MOVE, _MOVE.replace("block)", "block + 1)")),
+    WrongFix(
+        "watermark kept after the request ends",
+        "binding",
+        "        _watermarks(self).forget(request_id)\n",
+        "",
+    ),
+    WrongFix(
+        "stops at the first null", "retirement", "            continue\n", "            break\n"
+    ),
+    WrongFix(
+        "no watermark at all",
+        "retirement",
+        "max(first_block, watermarks.of(request_id, table))",
+        "first_block",
+    ),
+)
