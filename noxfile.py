@@ -155,6 +155,59 @@ def ray(session: nox.Session) -> None:
         )
 
 
+@nox.session(venv_backend="none", default=False)
+def images(session: nox.Session) -> None:
+    """This package inside images that serve; ``lanes/images.py`` says what may follow ``--``."""
+    from lanes import images
+
+    with provisioning(session):
+        outcomes = images.main(session.posargs)
+    for outcome in outcomes:
+        if outcome.state == "skipped":
+            report.skipped(f"{session.name} {outcome.image}", outcome.says)
+    if images.failed(outcomes, session.posargs):
+        session.error("see above")
+
+
+@nox.session(venv_backend="none", default=False)
+def containers(session: nox.Session) -> None:
+    """Images made here, of a leaking and a native release, and what is built and run on them."""
+    from lanes import local_images, wheelhouse
+
+    if reason := local_images.missing():
+        skip(session, reason)
+    with provisioning(session):
+        local = local_images.make((provision.ENGINE, provision.NATIVE))
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/images"],
+            [provision.own_package(), provision.ROOT],
+            release=provision.ENGINE,
+            MAMBA_RETIRE_TEST_LIVE_IMAGE=local.images[provision.ENGINE],
+            MAMBA_RETIRE_TEST_NATIVE_IMAGE=local.images[provision.NATIVE],
+            MAMBA_RETIRE_TEST_MOUNT=local.mount,
+            MAMBA_RETIRE_TEST_WHEELS=str(wheelhouse.wheelhouse(provision.PREFERRED_PYTHON)),
+        )
+
+
+@nox.session(venv_backend="none", default=False)
+def gpu(session: nox.Session) -> None:
+    """The engine regression with the CUDA wheel, where there is a CUDA device."""
+    from lanes import cuda
+
+    if not cuda.cuda_devices():
+        skip(session, "no CUDA device is visible")
+    with provisioning(session):
+        out = provision.CACHE / "gpu.json"
+        python(
+            session,
+            cuda.cuda_environment(),
+            ["-m", "lanes.gpu", f"--out={out}"],
+            [provision.own_package(), provision.ROOT],
+        )
+
+
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
     """See it happen: one long prompt, stock and patched. ``-- --save`` renews docs/."""

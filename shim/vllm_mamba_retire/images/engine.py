@@ -60,8 +60,8 @@ class Engine:
         answer = _run([self.command, "image", "inspect", image])
         if answer.returncode:
             raise NoImageError(
-                f"{self.command} has no image {image} ({_last_line(answer.stderr)}); "
-                f"check the name, or fetch it with `{self.command} pull {image}`"
+                f"{self.command} has no image {image}; check the name, or fetch it with "
+                f"`{self.command} pull {image}`"
             )
         (about,) = json.loads(answer.stdout)
         digests = about.get("RepoDigests") or [None]

@@ -113,7 +113,7 @@ def test_wrong_image_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     engine(tmp_path, monkeypatch, '[ "$1" = info ] || { echo "no such image" >&2; exit 1; }')
     done = RUN.invoke(app, ["inspect-image", "vllm:typo", "--engine=docker"])
     assert done.exit_code == 2
-    assert "docker has no image vllm:typo (no such image)" in done.stderr
+    assert "docker has no image vllm:typo; check the name" in done.stderr
 
 
 def test_engine_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
