@@ -44,6 +44,11 @@ def arm() -> None:
         sys.meta_path.insert(0, _FirstVllmImport())
 
 
+def disarm() -> None:
+    """Stop waiting for the first import of vLLM; of no effect once that has begun."""
+    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _FirstVllmImport)]
+
+
 def is_off() -> bool:
     """Whether the operator asked for nothing to be done, with ``MAMBA_RETIRE=off``."""
     return os.environ.get(MODE_VARIABLE) == "off"

@@ -27,7 +27,7 @@ from vllm_mamba_retire.replay.engine import MODELS
 
 BUDGET = 2560  # tokens
 BLOCKS = 80  # room for a prompt of 40,000 tokens, not for the states that stock vLLM keeps
-PATIENCE = 240  # seconds for anything that a busy machine of two cores has to do
+PATIENCE = 600  # seconds for anything that a busy machine of two cores has to do
 ENGINE = {
     "model": str(MODELS / "qwen3_next"),
     "skip_tokenizer_init": True,
@@ -44,6 +44,7 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every engine on this machine takes the same core
 }
 _ASK_STATUS = """
 import json

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vllm_mamba_retire import disarm
+
 if TYPE_CHECKING:
     from vllm_mamba_retire.processes import Node
     from vllm_mamba_retire.target import Target
@@ -46,6 +48,8 @@ def status(
     Exit 0: patched, native or nothing to fix. Exit 1: a finding, such as an engine core that runs
     unpatched and should not. Exit 2: the question cannot be answered.
     """
+    # Nothing here imports vLLM, and looking for it must not load what waits for its import.
+    disarm()
     target, verdict = _here()
     nodes = _nodes(ray)
     left_out = _left_out()
