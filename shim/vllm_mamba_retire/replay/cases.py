@@ -116,8 +116,8 @@ def _arrivals(entry: Mapping[str, Any]) -> tuple[Arrival, ...]:
         return (Arrival("request", **{name: entry[name] for name in _SHARED if name in entry}),)
     if any(name in entry for name in _SHARED):
         raise InputError("requests: give prompt and output with each request, not beside them.")
-    if not isinstance(entry["requests"], list):
-        raise InputError("requests: not a list.")
+    if not isinstance(entry["requests"], list) or not entry["requests"]:
+        raise InputError("requests: there is no list of them.")
     return tuple(
         _arrival(place, request) for place, request in enumerate(entry["requests"], start=1)
     )

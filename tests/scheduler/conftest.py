@@ -1,0 +1,35 @@
+"""Case files replayed once per session: a child process costs more than all replays in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_mamba_retire.replay.cases import Case, read_cases
+from vllm_mamba_retire.replay.compare import Pair, compare
+
+Replays = dict[str, list[Pair]]
+
+_FOLDER = Path(__file__).parents[1] / "cases"
+FIELD = read_cases(_FOLDER / "field_cases.yaml")
+PREFIX_CACHE = read_cases(_FOLDER / "prefix_cache.yaml")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`field_case`, `prefix_case` and `any_case` stand for each case of their files."""
+    cases: dict[str, tuple[Case, ...]] = {
+        "field_case": FIELD,
+        "prefix_case": PREFIX_CACHE,
+        "any_case": FIELD + PREFIX_CACHE,
+    }
+    for name in cases.keys() & set(metafunc.fixturenames):
+        metafunc.parametrize(name, cases[name], ids=lambda case: case.id)
+
+
+@pytest.fixture(scope="session")
+def replays() -> Replays:
+    """Stock and fixed replays of every case, by its id."""
+    cases = FIELD + PREFIX_CACHE
+    pairs = iter(compare([scenario for case in cases for scenario in case.scenarios]))
+    return {case.id: [next(pairs) for _ in case.scenarios] for case in cases}

@@ -1,0 +1,98 @@
+"""What a replay does where things get tight: several requests, stuck pools, the lag's edges."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_mamba_retire.matrix import Status
+from vllm_mamba_retire.replay.compare import Pair, ReplayError, compare, replay_all
+from vllm_mamba_retire.replay.scenario import Arrival, Scenario
+
+BLOCK, BUDGET = 1568, 4096
+
+
+def _scenario(name: str, *arrivals: Arrival, **more: object) -> Scenario:
+    given = {"groups": 3, "retention_interval": 0, **more}
+    return Scenario(name, BLOCK, BUDGET, arrivals, **given)  # type: ignore[arg-type]
+
+
+SCENARIOS = {
+    scenario.id: scenario
+    for scenario in (
+        _scenario("no room", Arrival("a", 237_000), pool=159),
+        _scenario("pair", Arrival("a", 60_000, 5), Arrival("b", 30_000, 5, at=3), lag=2),
+        _scenario("waiting", Arrival("a", 5_000, 5), Arrival("b", 9_000, 2, after="a")),
+        _scenario("late", Arrival("a", 5_000, 5), Arrival("b", 9_000, 2, at=10_000)),
+        _scenario("short", Arrival("a", 10), Arrival("b", BLOCK), Arrival("c", BLOCK + 1)),
+        _scenario("accepting", Arrival("a", 9_000, 30), spec=3, accepted=3),
+        _scenario("rejecting", Arrival("a", 9_000, 30), spec=3),
+        _scenario("in step", Arrival("a", 9_000, 30), spec=3, accepted=3, lag=0),
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, Pair]:
+    return {pair.scenario.id: pair for pair in compare(list(SCENARIOS.values()))}
+
+
+def test_a_replay_that_cannot_go_on_says_so_and_at_which_step(pairs: dict[str, Pair]) -> None:
+    pair = pairs["no room"]
+    for run in (pair.stock, pair.fixed):
+        assert run.stuck is not None
+        assert run.stuck.endswith(f"(after step {len(run.steps)})")
+        assert not run.ended
+
+
+def test_every_request_ends_and_every_token_is_computed_once(pairs: dict[str, Pair]) -> None:
+    for name in ("pair", "waiting", "late", "short"):
+        arrivals = SCENARIOS[name].arrivals
+        for run in (pairs[name].stock, pairs[name].fixed):
+            assert run.stuck is None
+            assert run.ended.keys() == {arrival.id for arrival in arrivals}
+            # The last sampled token is never computed; one more may be in flight by then.
+            least = sum(arrival.prompt + arrival.output - 1 for arrival in arrivals)
+            assert least <= run.scheduled_tokens <= least + len(arrivals)
+
+
+def test_requests_arrive_at_their_step_or_behind_the_one_they_wait_for(
+    pairs: dict[str, Pair],
+) -> None:
+    run = pairs["pair"].fixed
+    assert [step.running for step in run.steps[:5]] == [1, 1, 1, 2, 2]
+    waiting = pairs["waiting"].fixed
+    assert waiting.ended["a"] < waiting.ended["b"]
+    assert {step.running + step.waiting for step in waiting.steps} <= {0, 1}
+
+
+def test_nobody_waits_for_a_step_that_no_running_request_will_reach(
+    pairs: dict[str, Pair],
+) -> None:
+    assert len(pairs["late"].fixed.steps) < 100
+
+
+def test_two_long_requests_hold_the_states_of_both(pairs: dict[str, Pair], status: Status) -> None:
+    pair = pairs["pair"]
+    bound = 2 + SCENARIOS["pair"].lag
+    assert max(max(step.states) for step in pair.fixed.steps) <= 2 * bound
+    leaks = max(max(step.states) for step in pair.stock.steps) > 2 * bound
+    assert leaks is (status is Status.LIVE)
+
+
+def test_accepted_drafts_save_steps_with_and_without_a_lag(pairs: dict[str, Pair]) -> None:
+    rejecting = len(pairs["rejecting"].fixed.steps)
+    for name in ("accepting", "in step"):
+        assert len(pairs[name].fixed.steps) < rejecting
+
+
+def test_a_failing_child_is_reported_with_its_last_words() -> None:
+    with pytest.raises(ReplayError, match="No module named 'vllm'"):
+        replay_all(list(SCENARIOS.values()), "stock", path=_path_of_this_package())
+
+
+def _path_of_this_package() -> str:
+    from pathlib import Path
+
+    import vllm_mamba_retire
+
+    return str(Path(vllm_mamba_retire.__file__).parents[1])
