@@ -17,6 +17,8 @@ from .config import Config
 from .tree import ImageError
 
 ENGINES = ("docker", "podman")
+LABEL = "vllm-mamba-retire"  # on every container made here
+_OPTIONS = ("--pull=never", "--network=none", f"--label={LABEL}")
 
 
 class NoEngineError(ImageError):
@@ -90,7 +92,7 @@ class Engine:
             ImageError: it cannot be made.
         """
         # The command is never run; an image without one would be refused otherwise.
-        command = [self.command, "create", "--pull=never", "--network=none", image, "none"]
+        command = [self.command, "create", *_OPTIONS, image, "none"]
         answer = _run(command)
         if answer.returncode:
             raise ImageError(f"{' '.join(command)}: {_last_line(answer.stderr)}")
@@ -126,18 +128,7 @@ class Engine:
         Returns:
             `subprocess.CompletedProcess` with text output.
         """
-        return _run(
-            [
-                self.command,
-                "run",
-                "--rm",
-                "--pull=never",
-                "--network=none",
-                *options,
-                image,
-                *command,
-            ]
-        )
+        return _run([self.command, "run", "--rm", *_OPTIONS, *options, image, *command])
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -57,11 +57,11 @@ def find_serving(config: Config, tree: Tree) -> Serving:
         raise ImageError(f"{config.name} has no Python; nothing in it can serve vLLM")
     version = _version(tree, interpreter)
     path = tuple(dict.fromkeys(_search_path(config, tree, interpreter, version)))
+    on_path = next((folder for folder in path if tree.read(f"{folder}/{_MARK}") is not None), None)
     packages = sorted(found for found in tree.files if f"/{found}".endswith(f"/{_MARK}"))
     sites = [found.removesuffix(_MARK).rstrip("/") for found in packages]
     if not sites:
         raise ImageError(f"{config.name} has no vLLM")
-    on_path = next((folder for folder in path if tree.read(f"{folder}/{_MARK}") is not None), None)
     if on_path is None and len(sites) > 1:
         listed = ", ".join(f"/{site}/vllm" for site in sites)
         raise ImageError(
