@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import MANAGER, NEWEST, each_live_release, importable, patch_with_gnu, series_for
+from real_trees import MANAGER, NEWEST, each_manager_file, importable, patch_with_gnu, series_for
 
 LOOK = """
 import json
@@ -53,8 +53,8 @@ def test_verdict_is_fixed_elsewhere_and_nothing_is_done_twice(mode: str, tmp_pat
     assert seen["marks"] == []
 
 
-@each_live_release
-def test_verdict_is_the_same_on_each_live_release(release: str, tmp_path: Path):
+@each_manager_file
+def test_verdict_is_the_same_on_each_manager_file(release: str, tmp_path: Path):
     tree = importable(release, tmp_path / "tree")
     patch_with_gnu(tree, series_for(release))
     assert look(tree)["reason"] == "fixed-elsewhere"

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import (
+from real_trees import (
     KNOWN,
     MANAGER,
     NEWEST,

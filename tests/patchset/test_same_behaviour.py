@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import (
+from proof.compare import Side, compare
+from real_trees import (
     NEWEST,
     ROOT,
-    each_live_release,
+    each_manager_file,
     importable,
     patch_with_gnu,
     series_for,
     source_of,
 )
-from proof.compare import Side, compare
 
 from vllm_mamba_retire.replay.cases import read_cases
 from vllm_mamba_retire.replay.compare import replay_all
@@ -93,7 +93,7 @@ def odd_calls(tree: Path, mode: str) -> list[object]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@each_live_release
+@each_manager_file
 def test_sequences_of_a_scheduler_give_the_same(release: str, on_disk: Path):
     stock = source_of(release, "wheel")
     result = compare(
@@ -116,7 +116,7 @@ def test_comparison_of_sequences_sees_the_defect(release: str, on_disk: Path):
     assert compare(stock, fixed, seed=6, steps=2000, length=LENGTH, scope="graft").different
 
 
-@each_live_release
+@each_manager_file
 def test_odd_calls_give_the_same(release: str, on_disk: Path, tmp_path: Path):
     stock = importable(release, tmp_path / "stock")
     at_run_time = odd_calls(stock, "auto")

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import (
+from real_trees import (
     MANAGER,
     each_live_release,
+    each_manager_file,
     files_only,
     folder_of,
     importable,
@@ -115,7 +116,7 @@ def test_tests_of_the_series_pass_with_the_fix(release: str, kind: str, tmp_path
     assert run_tests(release, tree, tmp_path) == (TESTS, 0)
 
 
-@each_live_release
+@each_manager_file
 def test_tests_of_the_series_fail_without_the_fix(release: str, tmp_path: Path):
     passed, failed = run_tests(release, source_of(release, "wheel"), tmp_path)
     assert (passed, failed) == (PASS_WITHOUT_THE_FIX, TESTS - PASS_WITHOUT_THE_FIX)

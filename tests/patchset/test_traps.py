@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import (
+from real_trees import (
     MANAGER,
     NEWEST,
     Cli,

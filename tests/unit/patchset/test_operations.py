@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import HELPER, MANAGER, PATCHED, RELEASED, TEST, Checkout, known
+from small_release import HELPER, MANAGER, PATCHED, RELEASED, TEST, Checkout, known
 
 from vllm_mamba_retire.patchset import operations, statefile
 from vllm_mamba_retire.patchset.lock import locked

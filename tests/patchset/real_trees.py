@@ -1,0 +1,90 @@
+"""The on-disk series on real vLLM trees: the Python files of the wheels, and source archives.
+
+``MAMBA_RETIRE_TEST_TREES`` and ``MAMBA_RETIRE_TEST_SOURCES`` name the folders that hold one folder
+per release. Nothing in them is changed; what a test changes is a copy of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vllm_mamba_retire.matrix import Status, load_matrix
+from vllm_mamba_retire.patchset.operations import Known
+from vllm_mamba_retire.patchset.series import Series, shipped_series
+
+MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
+MATRIX = load_matrix()
+KNOWN = Known(MATRIX, shipped_series(MATRIX))
+LIVE = [row.version for row in MATRIX.rows if row.status is Status.LIVE]
+NEWEST = LIVE[-1]
+ROOT = Path(__file__).parents[2]
+
+each_live_release = pytest.mark.parametrize("release", LIVE)
+# 0.27.1 has the files of 0.27.0 here: where nothing else matters, once is enough.
+each_manager_file = pytest.mark.parametrize(
+    "release", list({series.code.before: series.release for series in KNOWN.series}.values())
+)
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def series_for(release: str) -> Series:
+    """The shipped series of a release."""
+    return next(series for series in KNOWN.series if series.release == release)
+
+
+def folder_of(series: Series) -> Path:
+    """Where the checkout has it."""
+    return ROOT / "patches" / series.name
+
+
+def source_of(release: str, kind: str) -> Path:
+    """A pristine tree of a release: from its ``wheel`` or its source ``archive``."""
+    variable = {"wheel": "MAMBA_RETIRE_TEST_TREES", "archive": "MAMBA_RETIRE_TEST_SOURCES"}[kind]
+    return Path(os.environ[variable]) / release
+
+
+def files_only(release: str, folder: Path, kind: str = "wheel") -> Path:
+    """A tree with no more than the files that the series and the detection look at."""
+    for name in (MANAGER, "vllm/_version.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source_of(release, kind) / name, folder / name)
+    return folder
+
+
+def importable(release: str, folder: Path, kind: str = "wheel") -> Path:
+    """A tree that can be imported: the manager file is a copy, all others are links."""
+    source = source_of(release, kind)
+    shutil.copytree(
+        source / "vllm",
+        folder / "vllm",
+        copy_function=os.symlink,
+        ignore=lambda _, names: [name for name in names if Path(MANAGER).stem in name],
+    )
+    shutil.copyfile(source / MANAGER, folder / MANAGER)
+    # vLLM chooses its platform by the version of its distribution.
+    about = folder / f"vllm-{release}+cpu.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}+cpu\n")
+    return folder
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Mode and bytes of every file of a tree that is no link."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mode, path.read_bytes()) for path in files
+    }
+
+
+def patch_with_gnu(tree: Path, series: Series, *options: str) -> None:
+    """Apply the fix as an image builder does without this package."""
+    with (folder_of(series) / series.code.patch).open() as patch:
+        subprocess.run(
+            ["patch", "-s", "-p1", "--fuzz=0", "-d", tree, *options], stdin=patch, check=True
+        )
