@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "replay": "replay",
     "plan": "plan",
     "status": "status",
+    "verify": "verify",
     "inspect-image": "inspect_image",
 }
 

@@ -6,7 +6,6 @@ Imports neither vLLM nor torch, and answers in a fraction of a second.
 from __future__ import annotations
 
 import json
-import os
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +15,7 @@ from vllm_mamba_retire import disarm
 
 if TYPE_CHECKING:
     from vllm_mamba_retire.processes import Node
-    from vllm_mamba_retire.target import Target
-    from vllm_mamba_retire.verdict import Verdict
+    from vllm_mamba_retire.surroundings import Surroundings
 
 SCHEMA = 1
 
@@ -50,40 +48,19 @@ def status(
     """
     # Nothing here imports vLLM, and looking for it must not load what waits for its import.
     disarm()
-    target, verdict = _here()
+    from vllm_mamba_retire.surroundings import look_around
+
+    here = look_around()
     nodes = _nodes(ray)
-    left_out = _left_out()
     if as_json or form is Format.JSON:
-        typer.echo(json.dumps(_as_data(target, verdict, left_out, nodes), indent=2))
+        typer.echo(json.dumps(_as_data(here, nodes), indent=2))
     elif form is Format.PROMETHEUS:
         from .processes import prometheus
 
         typer.echo(prometheus(nodes), nl=False)
     else:
-        _show(target, verdict, left_out, nodes)
-    finding = verdict.in_doubt or left_out is not None or any(node.finding for node in nodes)
-    raise typer.Exit(1 if finding else 0)
-
-
-def _here() -> tuple[Target | None, Verdict]:
-    """The vLLM that this interpreter would serve, and what would be decided about it."""
-    from vllm_mamba_retire.inspection import sight
-    from vllm_mamba_retire.matrix import load_matrix
-    from vllm_mamba_retire.target import find_target
-    from vllm_mamba_retire.verdict import Mode, decide
-
-    target = find_target()
-    return target, decide(sight(Mode.AUTO, target, load_matrix()))
-
-
-def _left_out() -> str | None:
-    """Why a vLLM started from this environment would run without this package."""
-    from vllm_mamba_retire.processes import PLUGIN
-
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is None or PLUGIN in allowed.split(","):
-        return None
-    return f"VLLM_PLUGINS={allowed} leaves this package out; add {PLUGIN}."
+        _show(here, nodes)
+    raise typer.Exit(1 if here.finding or any(node.finding for node in nodes) else 0)
 
 
 def _nodes(ray: bool) -> list[Node]:
@@ -100,40 +77,79 @@ def _nodes(ray: bool) -> list[Node]:
         raise typer.Exit(2) from error
 
 
-def _as_data(
-    target: Target | None, verdict: Verdict, left_out: str | None, nodes: list[Node]
-) -> dict[str, Any]:
+def _as_data(here: Surroundings, nodes: list[Node]) -> dict[str, Any]:
     from vllm_mamba_retire import __version__
 
     from .processes import as_data
 
+    target, row = here.target, here.row
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "reason": verdict.reason.value,
-        "sentence": verdict.sentence,
-        "left_out": left_out,
+        "interpreter": here.interpreter,
+        "python": here.python,
+        "mode": here.mode,
+        "reason": here.verdict.reason.value,
+        "sentence": here.verdict.sentence,
+        "left_out": here.obstacle,
         "vllm": target
         and {
             "version": target.version,
             "distribution": target.distribution,
             "package": str(target.package),
+            "manager_file": str(target.manager_file),
             "manager_sha256": target.sha256,
+            "problem": target.problem,
+            "shadowed": [str(path) for path in here.shadowed],
         },
+        "table": row
+        and {
+            "version": row.version,
+            "status": row.status.value,
+            "as_published": target is not None and target.sha256 == row.manager_sha256,
+            "hook": row.hook and row.hook.value,
+            "evidence": [{"run": each.run, "result": each.result} for each in row.evidence],
+        },
+        "products": [
+            {
+                "distribution": each.product.distribution,
+                "version": each.version,
+                "does": each.product.does,
+            }
+            for each in here.neighbours
+        ],
         "nodes": as_data(nodes),
     }
 
 
-def _show(target: Target | None, verdict: Verdict, left_out: str | None, nodes: list[Node]) -> None:
+def _show(here: Surroundings, nodes: list[Node]) -> None:
     from rich.console import Console
 
     from .processes import show
 
-    console = Console(soft_wrap=True, highlight=False)
-    if target is not None:
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    if (target := here.target) is not None:
         console.print(f"vLLM {target.version} ({target.distribution}) at {target.package}")
-    colour = "red" if verdict.in_doubt else "green"
-    console.print(f"[{colour}]{verdict.reason.value}[/{colour}]: {verdict.sentence}")
-    if left_out is not None:
-        console.print(f"[red]![/red] {left_out}")
+        console.print(f"  manager file: sha256 {target.sha256 or 'unknown'}{_as_listed(here)}")
+    console.print(f"  interpreter: {here.interpreter}, Python {here.python}")
+    for path in here.shadowed:
+        console.print(f"  not used: {path}, further down the path")
+    for each in here.neighbours:
+        console.print(f"  also here: {each.product.distribution} {each.version}, which")
+        console.print(f"    {each.product.does}")
+    if here.mode != "auto":
+        console.print(f"  MAMBA_RETIRE={here.mode}")
+    console.print(here.verdict.reason.value, style="red" if here.verdict.in_doubt else "green")
+    console.print(f"  {here.verdict.sentence}")
+    if here.obstacle is not None:
+        console.print(f"! {here.obstacle}", style="red")
     show(console, nodes)
+
+
+def _as_listed(here: Surroundings) -> str:
+    """What the table says of the release that the version names."""
+    if here.row is None:
+        return ", of a version that the table does not know"
+    published = here.target is not None and here.target.sha256 == here.row.manager_sha256
+    relation = "as published" if published else "not as published"
+    return f", {relation} in {here.row.version} ({here.row.status.value})"

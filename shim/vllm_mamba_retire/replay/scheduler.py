@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vllm_mamba_retire.standalone import call_known
+
 from .platform import configure_only
 from .runs import Run, Step
 from .scenario import Arrival, Scenario
@@ -78,7 +80,7 @@ class _Replay:
 
     def _admit(self) -> None:
         """Hand over the requests whose time has come; the next one if nobody else is left."""
-        idle = not self.scheduler.has_unfinished_requests() and not self.in_flight
+        idle = not self.scheduler.has_unfinished_requests()
         for arrival in list(self.to_come):
             waits = arrival.after is not None and arrival.after not in self.result.ended
             if not waits and (idle or arrival.at <= len(self.result.steps)):
@@ -90,11 +92,13 @@ class _Replay:
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        return Request(
+        return call_known(
+            Request,
             request_id=arrival.id,
             prompt_token_ids=self._tokens(arrival, 0, arrival.prompt),
             sampling_params=SamplingParams(max_tokens=arrival.output, ignore_eos=True),
             pooling_params=None,
+            eos_token_id=None,  # < 0.17 asks for it
             block_hasher=self.hasher,
         )
 
@@ -225,7 +229,9 @@ def _build_scheduler(scenario: Scenario) -> tuple[Any, Any]:
     config = _build_config(scenario)
     cache = _build_cache(scenario, config)
     block, hash_block = _block_sizes(cache, config)
-    scheduler = (AsyncScheduler if scenario.lag else Scheduler)(
+    scheduler = call_known(
+        AsyncScheduler if scenario.lag else Scheduler,
+        declared_by=Scheduler,
         vllm_config=config,
         kv_cache_config=cache,
         structured_output_manager=StructuredOutputManager(config),
@@ -302,7 +308,10 @@ def _build_cache(scenario: Scenario, config: Any) -> Any:
 
 
 def _block_sizes(cache: Any, config: Any) -> tuple[int, int]:
-    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+    try:
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+    except ImportError:  # < 0.20: one size for all
+        return config.cache_config.block_size, config.cache_config.block_size
 
     sizes: tuple[int, int] = resolve_kv_cache_block_sizes(cache, config)
     return sizes

@@ -1,0 +1,89 @@
+"""``verify``: run the installed vLLM's own manager, stock and patched, and show both columns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vllm_mamba_retire import disarm
+
+if TYPE_CHECKING:
+    from vllm_mamba_retire.verification import Side, Verification
+
+SCHEMA = 1
+
+
+def verify(
+    as_json: Annotated[bool, typer.Option("--json", help="Machine output on stdout.")] = False,
+) -> None:
+    """Prove on the installed vLLM what status says: probe and replays, stock and patched.
+
+    Takes two imports of vLLM, each in a process of its own; no GPU, no weights. Exit 0: proven.
+    Exit 1: not proven, or in doubt. Exit 2: there is no vLLM to run, or it cannot be imported.
+    """
+    disarm()
+    from vllm_mamba_retire.verification import verify as run
+
+    seen = run()
+    if as_json:
+        typer.echo(json.dumps(_as_data(seen), indent=2))
+    else:
+        _show(seen)
+    if not seen.proven and seen.stock.outcome is None and seen.patched.outcome is None:
+        raise typer.Exit(2)
+    raise typer.Exit(0 if seen.proven else 1)
+
+
+def _as_data(seen: Verification) -> dict[str, Any]:
+    from vllm_mamba_retire import __version__
+    from vllm_mamba_retire.verification import BLOCK, BUDGET, LAGS, PROMPT, SPEC
+
+    geometry = {"block": BLOCK, "budget": BUDGET, "prompt": PROMPT, "spec": SPEC, "lags": LAGS}
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "proven": seen.proven,
+        "sentence": seen.sentence,
+        "geometry": geometry,
+        "stock": _side(seen.stock),
+        "patched": _side(seen.patched),
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return asdict(side) | {
+        "verdict": {"reason": side.verdict.reason.value, "sentence": side.verdict.sentence},
+        "outcome": side.outcome and side.outcome.value,
+    }
+
+
+def _show(seen: Verification) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from vllm_mamba_retire.verification import BLOCK, BUDGET, LAGS, PROMPT, SPEC, bound
+
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    stock, patched = seen.stock, seen.patched
+    if patched.package is not None:
+        console.print(f"vLLM {patched.vllm} at {patched.package}")
+    console.print(f"{patched.verdict.reason.value}: {patched.verdict.sentence}")
+    if stock.outcome or patched.outcome:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in ("", "stock", "patched", "at most"):
+            table.add_column(name)
+        outcomes = [side.outcome.value if side.outcome else "-" for side in (stock, patched)]
+        table.add_row("a state before a null gap", *outcomes, "")
+        for at, lag in enumerate(LAGS):
+            peaks = [str(side.peaks[at]) if side.peaks else "-" for side in (stock, patched)]
+            table.add_row(f"peak states, lag {lag}", *peaks, str(bound(lag)))
+        console.print(table)
+        console.print(
+            f"One Mamba group, block {BLOCK}, {SPEC} speculative blocks, budget {BUDGET}, "
+            f"{PROMPT:,} tokens."
+        )
+    console.print(seen.sentence, style="green" if seen.proven else "red")
