@@ -47,6 +47,7 @@ nox.options.sessions = [
     *(f"release({row.version})" for row in table.default_releases()),
     "patchset",
     "engine(0.29.0)",
+    "deploy",
     "demo",
 ]
 
@@ -193,6 +194,19 @@ def containers(session: nox.Session) -> None:
             MAMBA_RETIRE_TEST_MOUNT=local.mount,
             MAMBA_RETIRE_TEST_WHEELS=str(wheelhouse.wheelhouse(provision.PREFERRED_PYTHON)),
         )
+
+
+@nox.session(venv_backend="none")
+def deploy(session: nox.Session) -> None:
+    """The roll-out material of docs/deploy/, held against the schemas of those who read it."""
+    from lanes import deploy
+
+    folders = ["tests/deploy"]
+    if not deploy.has_systemd():
+        report.skipped("deploy: systemd unit", "systemd-analyze is not installed")
+        folders.append("--ignore=tests/deploy/test_systemd.py")
+    with provisioning(session):
+        pytest(session, deploy.environment(), folders, [provision.own_package()])
 
 
 @nox.session(venv_backend="none", default=False)
