@@ -187,6 +187,46 @@ def test_tree_that_cannot_be_probed_is_taken_back(tmp_path: Path, cli: Cli):
     assert snapshot(site) == before
 
 
+def test_ctrl_c_while_it_probes_takes_everything_back(tmp_path: Path):
+    site = files_only(NEWEST, tmp_path / "site")
+    before = snapshot(site)
+    # A vLLM that is never done importing, and says when it has begun.
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    (site / "vllm/__init__.py").write_text(
+        f"import signal\nopen({str(begun)!r}, 'w').write('x')\nsignal.pause()\n"
+    )
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from vllm_mamba_retire.cli import main; main()"),
+            *("apply", "--yes", "--target", str(site)),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    begun.read_text()  # returns when the probe has written
+    assert sha256((site / MANAGER).read_bytes()) == series_for(NEWEST).code.after
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 1
+    assert "failed, nothing was changed: interrupted" in said
+    (site / "vllm/__init__.py").unlink()
+    assert snapshot(site) == before
+
+
+def test_tests_for_vllm_go_on_and_off_in_a_checkout(tmp_path: Path, cli: Cli):
+    checkout = files_only(NEWEST, tmp_path / "checkout", "archive")
+    (checkout / "tests/v1/core").mkdir(parents=True)
+    before = snapshot(checkout)
+    done = cli("apply", "--target", checkout, "--tests", "--yes", "--no-probe")
+    assert done.returncode == 0, done.stderr
+    for change in series_for(NEWEST).changes:
+        assert sha256((checkout / change.path).read_bytes()) == change.after
+    assert cli("check", "--target", checkout, "--tests").returncode == 0
+    assert cli("revert", "--target", checkout, "--yes").returncode == 0
+    assert snapshot(checkout) == before
+
+
 def killed_before_line(number: int, modules: tuple[ModuleType, ...]) -> None:
     """From now on this process is killed before the `number`-th line that it runs in `modules`."""
     files = {module.__file__ for module in modules}

@@ -45,6 +45,10 @@ def to_apply(tree: Tree) -> tuple[Edit, ...]:
         return ()
     edits = []
     for file in tree.files:
+        if not file.path.parent.is_dir():
+            raise RefusedError(
+                f"{file.path.parent} does not exist; --tests is for source checkouts"
+            )
         after = _patched(file)
         if after != file.data:
             edits.append(Edit(file.path, file.data, after))

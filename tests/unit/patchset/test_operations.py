@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -80,6 +81,13 @@ def test_a_tree_patched_without_tests_is_half_applied_where_tests_are_asked_for(
     assert state(checkout, small, tests=True) is State.HALF_APPLIED
     run(checkout, small, to_apply, tests=True)
     assert checkout.read(*PATCHED) == PATCHED
+
+
+def test_tests_are_refused_where_vllm_has_none(checkout: Checkout, small: Known):
+    shutil.rmtree(checkout.root / "tests")
+    with pytest.raises(RefusedError, match="tests/v1/core does not exist; --tests is for source"):
+        run(checkout, small, to_apply, tests=True)
+    assert checkout.read(*PATCHED) == RELEASED
 
 
 @pytest.mark.parametrize("plan", [to_apply, to_revert])

@@ -101,6 +101,15 @@ def test_nothing_is_removed_from_vllm(series: Series):
     assert not [line for line in body.splitlines() if re.match(r"-(?!--)", line)]
 
 
+def test_readme_names_the_wheels_of_the_table():
+    text = (PATCHES / "README.md").read_text()
+    for row, series in zip(LIVE, SERIES, strict=True):
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| `{series.name}` |"))
+        _, _, commit, name, digest, _ = (cell.strip(" `") for cell in line.split("|"))
+        assert f"commit {commit}" in series.code.text
+        assert (name, digest) in {(wheel.name, wheel.sha256) for wheel in row.wheels}
+
+
 def test_a_series_whose_line_ends_were_changed_is_read_all_the_same(tmp_path: Path):
     copy = tmp_path / "patches"
     shutil.copytree(PATCHES, copy)
