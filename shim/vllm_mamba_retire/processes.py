@@ -185,7 +185,7 @@ def _environment(pid: int) -> dict[str, str]:
         except OSError:
             return {}
         environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        if "PATH" in environment:
+        if environment.keys() & {"PATH", "HOME"} or not ledger.title(pid):
             return environment
         pid = _parent(pid)
     return {}

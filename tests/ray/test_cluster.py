@@ -23,15 +23,7 @@ import vllm_mamba_retire
 from vllm_mamba_retire.processes import Node, Survey
 from vllm_mamba_retire.verdict import Reason
 
-_ASK = """
-import json
-from vllm_mamba_retire.ray_cluster import RayError, survey_cluster
-try:
-    nodes = survey_cluster()
-    print(json.dumps([[node.name, node.problem, node.survey.to_data()] for node in nodes]))
-except RayError as error:
-    print(json.dumps(str(error)))
-"""
+_STATUS = 'from vllm_mamba_retire.cli import app; app(["status", "--ray", "--json"])'
 _PATH = os.environ["PYTHONPATH"].split(os.pathsep)
 _WITHOUT_PACKAGE = os.pathsep.join(
     folder for folder in _PATH if Path(folder) != Path(vllm_mamba_retire.__file__).parents[1]
@@ -74,7 +66,7 @@ def actors(cluster: Cluster) -> Iterator[list[int]]:
             ray.remote(RayWorkerWrapper).options(num_cpus=1, scheduling_strategy=on(node)).remote(m)
             for node, m in zip(nodes, (True, False), strict=True)
         ]
-        yield ray.get([actor.pid.remote() for actor in actors])
+        yield ray.get([actor.pid.remote() for actor in actors])  # they live as long as this
     finally:
         ray.shutdown()
 
@@ -83,24 +75,30 @@ def on(node: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-def ask(address: str, code: str = _ASK) -> Any:
-    """What `survey_cluster` finds, in a process of its own."""
-    answer = subprocess.run(
+def status(address: str, code: str = _STATUS) -> subprocess.CompletedProcess[str]:
+    """``status --ray --json`` in a process of its own."""
+    return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "RAY_ADDRESS": address},
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
-        check=True,
-        timeout=300,
+        check=False,
+        timeout=600,
     )
-    found = json.loads(answer.stdout.splitlines()[-1])
-    if isinstance(found, str):
-        return found
-    return [Node(name, Survey.from_data(data), problem) for name, problem, data in found]
+
+
+def ask(cluster: Cluster) -> list[Node]:
+    """What `status` says of each node."""
+    answer = status(cluster.address)
+    assert answer.returncode in (0, 1), answer.stderr
+    nodes = json.loads(answer.stdout)["nodes"]
+    found = [Node(data["node"], Survey.from_data(data), data["problem"]) for data in nodes]
+    assert answer.returncode == int(any(node.finding for node in found))
+    return found
 
 
 def test_every_node_tells_of_its_own_processes(cluster: Cluster, actors: list[int]) -> None:
-    nodes = ask(cluster.address)
+    nodes = ask(cluster)
     assert len({node.name for node in nodes}) == 2
     assert [node.problem for node in nodes] == [None, None]
     assert sorted(e.pid for node in nodes for e in node.survey.entries) == sorted(actors)
@@ -108,7 +106,7 @@ def test_every_node_tells_of_its_own_processes(cluster: Cluster, actors: list[in
 
 
 def test_an_actor_is_a_worker_with_its_own_verdict(cluster: Cluster, actors: list[int]) -> None:
-    entries = {e.pid: e for node in ask(cluster.address) for e in node.survey.entries}
+    entries = {e.pid: e for node in ask(cluster) for e in node.survey.entries}
     assert {entry.role for entry in entries.values()} == {"worker"}
     assert entries[actors[0]].verdict.reason is Reason.PATCHED
     assert entries[actors[1]].verdict is None
@@ -119,7 +117,7 @@ def test_a_node_without_the_package_says_so_and_the_others_still_answer(
 ) -> None:
     cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": _WITHOUT_PACKAGE})
     cluster.wait_for_nodes()
-    nodes = ask(cluster.address)
+    nodes = ask(cluster)
     assert len(nodes) == 3
     (problem,) = (node.problem for node in nodes if node.problem)
     assert "not installed" in problem
@@ -128,10 +126,13 @@ def test_a_node_without_the_package_says_so_and_the_others_still_answer(
     assert all(node.finding for node in nodes if node.problem)
 
 
-def test_without_a_cluster_the_error_says_so() -> None:
-    assert "no Ray cluster answers" in ask("127.0.0.1:1")
+def test_without_a_cluster_the_question_cannot_be_answered() -> None:
+    answer = status("127.0.0.1:1")
+    assert answer.returncode == 2
+    assert "no Ray cluster answers" in answer.stderr
 
 
 def test_without_ray_the_error_says_what_to_install() -> None:
-    code = 'import sys; sys.modules["ray"] = None\n' + _ASK
-    assert "pip install 'vllm-mamba-retire[ray]'" in ask("127.0.0.1:1", code)
+    answer = status("127.0.0.1:1", 'import sys; sys.modules["ray"] = None\n' + _STATUS)
+    assert answer.returncode == 2
+    assert "pip install 'vllm-mamba-retire[ray]'" in answer.stderr
