@@ -82,9 +82,13 @@ def _kept(edit: Edit) -> Path:
     return edit.path.with_name(f".{edit.path.name}.mamba-retire-old")
 
 
+def _half_kept(edit: Edit) -> Path:
+    return edit.path.with_name(f".{edit.path.name}.mamba-retire-part")
+
+
 def _remove_leftovers(edit: Edit) -> None:
-    _remove(_staged(edit))
-    _remove(_kept(edit))
+    for path in (_staged(edit), _half_kept(edit), _kept(edit)):
+        _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -122,8 +126,12 @@ def _keep(edit: Edit) -> None:
         # mode and times.
         os.link(edit.path, _kept(edit))
     except OSError:
-        # Not every file system or user may link.
-        shutil.copy2(edit.path, _kept(edit))
+        # Not every file system or user may link. The name appears with the last byte in place: what
+        # has it is put back.
+        shutil.copy2(edit.path, _half_kept(edit))
+        like = edit.path.stat()
+        os.chown(_half_kept(edit), like.st_uid, like.st_gid)
+        _half_kept(edit).replace(_kept(edit))
 
 
 def _swap(edit: Edit) -> None:

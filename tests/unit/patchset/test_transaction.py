@@ -215,11 +215,28 @@ def test_another_name_of_the_same_file_keeps_the_old_bytes(folder: Path):
     assert (folder / "in-a-cache.py").read_bytes() == OLD["changed.py"]
 
 
-def test_files_that_cannot_be_linked_are_copied(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    def no_links(*_: object) -> None:
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.mark.usefixtures("no_links")
+def test_a_copy_that_breaks_off_is_never_put_back(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def break_off(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:2])
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    monkeypatch.setattr(transaction.shutil, "copy2", break_off)
+    with pytest.raises(TransactionError, match="No space left on device"):
+        carry_out(edits(folder), lambda: None)
+    assert files(folder) == OLD
+
+
+@pytest.mark.usefixtures("no_links")
+def test_files_that_cannot_be_linked_are_copied(folder: Path):
     with pytest.raises(TransactionError):
         carry_out(edits(folder), raising(RuntimeError("no")))
     assert files(folder) == OLD
