@@ -1,0 +1,140 @@
+"""An engine core that keeps no record is found, and judged by the vLLM that it serves.
+
+The process is a stand-in: it carries vLLM's title and maps a library beside a copy of the release's
+own files, which is all that can be seen of an engine core from outside. The server lane does the
+same with real ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from vllm.v1.core import single_type_kv_cache_manager
+
+from vllm_mamba_retire import processes
+from vllm_mamba_retire.matrix import Status
+from vllm_mamba_retire.processes import Silent
+from vllm_mamba_retire.target import MANAGER_FILE
+
+_STAND_IN = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+Judge = Callable[..., list[Silent]]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """A vLLM with the release's manager, a version and a library."""
+    package = tmp_path / "a site" / "vllm"
+    original = Path(str(single_type_kv_cache_manager.__file__)).parents[2]
+    (package / MANAGER_FILE).parent.mkdir(parents=True)
+    for name in (MANAGER_FILE, Path("_version.py")):
+        shutil.copy(original / name, package / name)
+    (package / "_C.abi3.so").write_bytes(b"library")
+    return package
+
+
+@pytest.fixture
+def judge(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
+    """Starts a stand-in and gives what a survey finds of it."""
+    monkeypatch.setenv("MAMBA_RETIRE_DIR", str(tmp_path / "records"))
+    running: list[subprocess.Popen[str]] = []
+
+    def start(title: str = "VLLM::EngineCore", **environment: str) -> list[Silent]:
+        process = subprocess.Popen(
+            [title, "-c", _STAND_IN, str(served / "_C.abi3.so")],
+            executable=sys.executable,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={"PATH": "/usr/bin", **environment},
+        )
+        running.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "mapped\n"
+        return [core for core in processes.survey().silent if core.pid == process.pid]
+
+    yield start
+    for process in running:
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    "title",
+    ["VLLM::EngineCore", "VLLM::EngineCore_DP1", "ray::DPEngineCoreActor", "my::EngineCore"],
+)
+def test_an_engine_core_is_found_by_its_title(
+    judge: Judge, served: Path, release: str, status: Status, title: str
+) -> None:
+    (core,) = judge(title)
+    assert (core.vllm, core.package) == (release, str(served))
+    assert core.finding == (status is Status.LIVE)
+    assert ("needs no patch" in core.sentence) == (status is not Status.LIVE)
+
+
+@pytest.mark.parametrize("title", ["VLLM::Worker", "VLLM::APIServer_0", "python", "EngineCore"])
+def test_other_processes_are_not_taken_for_one(judge: Judge, title: str) -> None:
+    assert judge(title) == []
+
+
+def test_an_engine_core_in_its_clients_process_is_found_by_what_it_has_loaded(
+    judge: Judge,
+) -> None:
+    assert len(judge("python", VLLM_ENABLE_V1_MULTIPROCESSING="0")) == 1
+
+
+@pytest.mark.about(Status.LIVE)
+@pytest.mark.parametrize(
+    ("environment", "finding", "says"),
+    [
+        ({"MAMBA_RETIRE": "off"}, False, "MAMBA_RETIRE=off"),
+        ({"VLLM_PLUGINS": "other"}, True, "VLLM_PLUGINS=other"),
+        ({"VLLM_PLUGINS": ""}, True, "VLLM_PLUGINS="),
+        ({"VLLM_PLUGINS": "other,mamba_retire"}, True, "MAMBA_RETIRE_DIR"),
+        ({}, True, "MAMBA_RETIRE_DIR"),
+    ],
+)
+def test_the_sentence_says_why(
+    judge: Judge, environment: dict[str, str], finding: bool, says: str
+) -> None:
+    (core,) = judge(**environment)
+    assert core.finding == finding
+    assert says in core.sentence
+
+
+@pytest.mark.about(Status.LIVE)
+def test_started_before_the_install_is_told_from_the_time_of_the_files(
+    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (before,) = judge()
+    assert "before this package was installed" not in before.sentence
+    installed = tmp_path / "processes.py"
+    installed.touch()
+    monkeypatch.setattr(processes, "__file__", str(installed))
+    monkeypatch.setattr(processes, "_started_at", lambda _pid: installed.stat().st_ctime - 1)
+    (after,) = judge()
+    assert "before this package was installed" in after.sentence
+
+
+@pytest.mark.about(Status.LIVE)
+def test_code_that_the_table_does_not_know_is_a_finding(judge: Judge, served: Path) -> None:
+    manager = served / MANAGER_FILE
+    manager.write_text(manager.read_text().replace("def _remove_blocks_in_range", "def _other"))
+    (core,) = judge()
+    assert core.finding
+
+
+def test_an_engine_core_whose_vllm_cannot_be_seen_is_a_finding(judge: Judge, served: Path) -> None:
+    (served / MANAGER_FILE).unlink()
+    (core,) = judge()
+    assert core.finding
+    assert "cannot be seen" in core.sentence
