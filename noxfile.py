@@ -46,6 +46,7 @@ nox.options.sessions = [
     *(f"unit({version})" for version in PYTHONS),
     *(f"release({row.version})" for row in table.default_releases()),
     "patchset",
+    "detection",
     "engine(0.29.0)",
     "deploy",
     "demo",
@@ -65,6 +66,7 @@ def lint(session: nox.Session) -> None:
     """Formatting, lint rules, types."""
     session.install("ruff", "mypy", "nox", "filelock", "pytest", "hypothesis", "build")
     session.install("packaging", "types-PyYAML", "typer", "rich", "wrapt", "unidiff")
+    session.install("ruamel.yaml", "tomli")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", "--strict", "shim", "lanes", "noxfile.py")
@@ -81,7 +83,7 @@ def unit(session: nox.Session, version: str) -> None:
         pytest(session, interpreter, ["tests/unit"], [provision.own_package()])
 
 
-@nox.session(venv_backend="none")
+@nox.session(venv_backend="none", tags=["releases"])
 @nox.parametrize("version", typed(row.version for row in table.releases()))
 def release(session: nox.Session, version: str) -> None:
     """One release's real manager and scheduler, from its published wheel, on a CPU."""
@@ -244,6 +246,33 @@ def patchset(session: nox.Session) -> None:
         )
 
 
+@nox.session(venv_backend="none")
+def detection(session: nox.Session) -> None:
+    """Which vLLM is this? Real trees, changed as people change them."""
+    with provisioning(session):
+        for row in table.default_releases():
+            provision.release(row.version)
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/detection"],
+            [provision.own_package()],
+            trees=provision.RELEASES,
+        )
+
+
+@nox.session(venv_backend="none", default=False)
+def matrix(session: nox.Session) -> None:
+    """The table against the wheels and against runs. ``-- --check | --write | --add X``."""
+    with provisioning(session):
+        tools = ["pip", "uv", "ruamel.yaml", "filelock", "virtualenv", "build", "hatchling"]
+        own = map(str, provision.requirements_of(provision.own_package(), "vllm-mamba-retire"))
+        interpreter = provision.find_python(provision.PREFERRED_PYTHON) or sys.executable
+        environment = provision.environment("matrix", interpreter, [*tools, *own, "tomli"])
+        path = [provision.own_package(), provision.ROOT]
+        python(session, environment, ["-m", "lanes.matrix"], path)
+
+
 @nox.session(venv_backend="none", default=False)
 def dockerfiles(session: nox.Session) -> None:
     """Each Dockerfile in docker/, built with podman on images made here, and run."""
@@ -279,6 +308,47 @@ def bench(session: nox.Session) -> None:
             provision.shared_environment(),
             ["benchmarks/retirement_cost.py", f"--stock={stock}", f"--native={native}"],
             [provision.own_package()],
+        )
+
+
+@nox.session(venv_backend="none", default=False)
+def package(session: nox.Session) -> None:
+    """What is published: the same bytes twice, complete, and no pin of a deployment moves."""
+    with provisioning(session):
+        own = provision.own_package()
+        tools = ["build", "hatchling", "twine", "uv", "filelock", *provision.TEST_TOOLS]
+        needed = map(str, provision.requirements_of(own, "vllm-mamba-retire"))
+        interpreter = provision.environment("package", sys.executable, [*tools, *needed])
+        pytest(session, interpreter, ["tests/package"], [own, provision.ROOT])
+
+
+@nox.session(venv_backend="none", default=False)
+@nox.parametrize("edge", typed(["lowest", "newest"]))
+def deps(session: nox.Session, edge: str) -> None:
+    """The unit tests beside the oldest dependencies on the oldest Python here, or the newest."""
+    from lanes import pins
+
+    pythons = [version for version in PYTHONS if provision.find_python(version)]
+    with provisioning(session):
+        interpreter = pins.edge_environment(edge, pythons[0 if edge == "lowest" else -1])
+        pytest(session, interpreter, ["tests/unit"], [provision.own_package()])
+
+
+@nox.session(venv_backend="none", default=False)
+def sbom(session: nox.Session) -> None:
+    """dist/sbom.cdx.json: what is installed with this package."""
+    from lanes import pins
+
+    with provisioning(session):
+        own = provision.own_package()
+        needed = map(str, provision.requirements_of(own, "vllm-mamba-retire"))
+        tool = ["cyclonedx-bom", "filelock", *needed]
+        described = pins.dependencies_environment()
+        python(
+            session,
+            provision.environment("cyclonedx", sys.executable, tool),
+            ["-m", "lanes.sbom", f"--python={described}"],
+            [own, provision.ROOT],
         )
 
 

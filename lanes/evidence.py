@@ -14,16 +14,16 @@ from vllm_mamba_retire.replay.scenario import Arrival, Scenario
 from vllm_mamba_retire.verdict import Mode, Reason
 from vllm_mamba_retire.verification import BLOCK, BUDGET, LAGS, PROMPT, SPEC, look
 
+_SIDES: tuple[Side, Side] = ("stock", "fixed")
 _SPECS, _LAGS = (0, 2), (1, 2)
-_CHUNKS = {"block": 1568, "budget": 4096}  # tokens; a chunk spans two blocks
-_TOKENS = 60_000
+_CHUNK_BLOCK, _CHUNK_BUDGET, _TOKENS = 1568, 4096, 60_000  # tokens; a chunk spans two blocks
 _MANAGER = (
     f"manager replay, peak: block {BLOCK}, budget {BUDGET}, {PROMPT} tokens, {SPEC} spec, "
     f"lag {'/'.join(map(str, LAGS))}"
 )
 _SCHEDULER = (
-    "scheduler replay, peak: block {block}, budget {budget}, "
-    f"{_TOKENS} tokens, {{spec}} spec, lag {'/'.join(map(str, _LAGS))}"
+    f"scheduler replay, peak: block {_CHUNK_BLOCK}, budget {_CHUNK_BUDGET}, {_TOKENS} tokens, "
+    f"{{spec}} spec, lag {'/'.join(map(str, _LAGS))}"
 )
 
 
@@ -38,7 +38,7 @@ def main() -> None:
         [
             ("probe", _told([side.outcome.value if side.outcome else "" for side in sides])),
             (_MANAGER, _told(["/".join(map(str, side.peaks)) for side in sides])),
-            *_scheduler(["stock", "fixed"][: len(sides)]),
+            *_scheduler(_SIDES[: len(sides)]),
         ]
     )
 
@@ -51,15 +51,13 @@ def _told(results: list[str]) -> str:
     return results[0] if len(results) == 1 else "stock {}, patched {}".format(*results)
 
 
-def _scheduler(sides: list[Side]) -> list[tuple[str, str]]:
+def _scheduler(sides: tuple[Side, ...]) -> list[tuple[str, str]]:
     """Peak states through the release's own scheduler, without and with speculation."""
     told: dict[int, list[str]] = {spec: [] for spec in _SPECS}
     for side in sides:
         for spec, peaks in zip(_SPECS, _replays(side), strict=True):
             told[spec].append(peaks)
-    return [
-        (_SCHEDULER.format(spec=spec, **_CHUNKS), _told(results)) for spec, results in told.items()
-    ]
+    return [(_SCHEDULER.format(spec=spec), _told(results)) for spec, results in told.items()]
 
 
 def _replays(side: Side) -> list[str]:
@@ -86,8 +84,14 @@ def _reason(error: str) -> str:
 
 
 def _scenario(spec: int, lag: int) -> Scenario:
-    arrivals = (Arrival("r", _TOKENS),)
-    return Scenario(f"{spec} spec, lag {lag}", arrivals=arrivals, spec=spec, lag=lag, **_CHUNKS)
+    return Scenario(
+        f"{spec} spec, lag {lag}",
+        block=_CHUNK_BLOCK,
+        budget=_CHUNK_BUDGET,
+        arrivals=(Arrival("r", _TOKENS),),
+        spec=spec,
+        lag=lag,
+    )
 
 
 def _peaks(runs: list[Run]) -> str:

@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class Table:
         row = self.row(version)
         for field, value in found.items():
             if plain(row.get(field)) == value:
-                continue
+                continue  # its comments and quotes stay
             if field not in row:
                 before = ORDER[: ORDER.index(field)]
                 row.insert(sum(name in row for name in before), field, None)
@@ -196,13 +196,15 @@ def evidence(version: str, known: list[Facts]) -> list[Facts]:
 def differ(row: Facts, found: Facts) -> Iterator[str]:
     """The fields in which a row is not what was found."""
     for field, value in found.items():
-        if field == "evidence":
-            here = {(entry["run"], entry["result"]) for entry in row.get(field) or ()}
-            value = {(entry["run"], entry["result"]) for entry in value}
-        else:
-            here = row.get(field)
+        here = row.get(field)
+        if field == "evidence":  # when it was run is no difference
+            here, value = _results(here or ()), _results(value)
         if here != value:
             yield f"{field}: the table says {here}, found {value}"
+
+
+def _results(entries: Iterable[Facts]) -> Any:
+    return {entry["run"]: entry["result"] for entry in entries}
 
 
 def _null(representer: Any, _value: None) -> Any:

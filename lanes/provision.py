@@ -40,7 +40,7 @@ PREFERRED_PYTHON = "3.11"
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchcodec"}
 # Imported by the manager's module up to 0.19 (both) and 0.22 (gguf); their requirements are not.
 BARE = ("gguf", "diskcache")
-TEST_TOOLS = ("pytest", "hypothesis", "prometheus-client")
+TEST_TOOLS = ("pytest", "hypothesis", "jsonschema", "prometheus-client")
 
 
 class ProvisionError(Exception):

@@ -67,11 +67,11 @@ class Surroundings:
 def look_around() -> Surroundings:
     """Look at this interpreter."""
     target = find_target()
+    matrix: Matrix | None = None
     try:
-        matrix: Matrix | None = load_matrix()
+        matrix = load_matrix()
         verdict = decide(sight(Mode.AUTO, target, matrix))
     except MatrixError as error:
-        matrix = None
         verdict = Verdict(Reason.FAILED, f"{error}; reinstall {DISTRIBUTION}.")
     return Surroundings(
         interpreter=sys.executable,
