@@ -1,6 +1,6 @@
 """Runs the series' own tests and the properties on mutants of a release patched on disk.
 
-``python -m proof.disk_mutants RESULTS --release 0.29.0 --tree FOLDER`` with that folder on the path.
+``python -m proof.disk_mutants RESULTS --release 0.29.0 --tree FOLDER`` with FOLDER on the path.
 Only lines that the series adds are changed. As in `mutants`, exit code 1 means that a mutant
 survived which is not known to be equivalent.
 """

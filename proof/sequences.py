@@ -32,7 +32,7 @@ _WEIGHTS = tuple(OPERATIONS.values())
 ARGUMENT = 64  # arguments are in [0, ARGUMENT)
 
 Operation = tuple[str, int, int, int]
-Scope = Literal["native", "graft"]
+Scope = Literal["native", "wide", "graft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +81,23 @@ class Sequence:
 def geometry(choose: Callable[[list[Any]], Any], scope: Scope) -> Geometry:
     """One geometry, each part chosen by `choose` from a list, the simplest first.
 
-    In scope "native" only what 0.26.0-0.29.0 and 0.30.0 treat alike outside of retirement: 0.30.0
-    changed which states sparse retention keeps, where partial tails are cached and what a drafter's
-    hit gives up, so those geometries are compared with 0.30.0's method on the release's own code.
+    The scopes say with what a release is compared and what its other code therefore has to agree
+    on. With 0.30.0 itself: "native", dense retention and hits of whole blocks, and "wide", also
+    sparse retention and partial hits, or else an EAGLE drafter. The two together are left out
+    there: 0.30.0 changed which states a drafter's prompt keeps and where its tail is cached. With
+    0.30.0's method on the release's own code: "graft", everything.
     """
     block = choose([4, 2, 8])
-    free = scope == "graft"
+    free = scope != "native"
     spec = choose([0, 1, 3, 5])
-    return Geometry(
-        block=block,
-        hash_block=choose([block, block // 2]) if free else block,
-        pool=choose([96, 48, 32, 24, 16]),
-        groups=choose([1, 2, 3]),
-        spec=spec,
-        lag=choose([1, 0, 2, 3]),
-        retention=choose([None, 0, 4 * block]) if free else None,
-        eagle=bool(spec) and free and choose([False, True]),
-    )
+    hash_block = choose([block, block // 2]) if free else block
+    pool = choose([96, 48, 32, 24, 16])
+    groups, lag = choose([1, 2, 3]), choose([1, 0, 2, 3])
+    retention = choose([None, 0, 4 * block]) if free else None
+    eagle = bool(spec) and free and choose([False, True])
+    if scope == "wide" and eagle:
+        hash_block, retention = block, None
+    return Geometry(block, hash_block, pool, groups, spec, lag, retention, eagle)
 
 
 def seeded(seed: int, length: int, scope: Scope) -> Sequence:

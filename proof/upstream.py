@@ -54,10 +54,8 @@ def passed(sources: Path, files: list[str], mode: str, keyword: str = "") -> tup
     """
     with tempfile.TemporaryDirectory() as folder:
         # Beside the archive's `vllm/`, pytest would import that one.
+        shutil.copytree(sources / "tests", f"{folder}/tests", ignore=_only_v1)
         core = Path("tests/v1/core")
-        shutil.copytree(sources / core, folder / core)
-        for package in ("tests", "tests/v1"):
-            shutil.copy(sources / package / "__init__.py", folder / Path(package))
         (Path(folder) / "pytest.ini").write_text(
             "[pytest]\nmarkers = cpu_test\n slow_test\n skip_global_cleanup\n optional\n"
         )
@@ -79,6 +77,12 @@ def passed(sources: Path, files: list[str], mode: str, keyword: str = "") -> tup
         if done.returncode not in (0, 1) or not results.exists():
             raise UpstreamError(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}")
         return _read(results)
+
+
+def _only_v1(folder: str, names: list[str]) -> list[str]:
+    if Path(folder).name != "tests":
+        return []
+    return [name for name in names if name not in ("__init__.py", "utils.py", "v1")]
 
 
 def _read(results: Path) -> tuple[set[str], int]:
