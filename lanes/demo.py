@@ -78,11 +78,12 @@ def main() -> int:
     tight = {patched: runs[Case(1, TIGHT, patched)] for patched in (False, True)}
     stock, patched = (tight[key].answers[REQUEST].first_token or 0.0 for key in (False, True))
     console.print(f"time to first token, tight pool, stock / patched: {stock / patched:.2f}")
-    for folder in write(runs, options.out, save=options.save):
-        console.print(f"chart and data: {folder}", soft_wrap=True)
     problems = list(judge(runs))
     for problem in problems:
         console.print(f"WRONG {problem}", style="red", markup=False)
+    # What is wrong may be looked at, but not published.
+    for folder in write(runs, options.out, save=options.save and not problems):
+        console.print(f"chart and data: {folder}", soft_wrap=True)
     return 1 if problems else 0
 
 
