@@ -47,6 +47,7 @@ nox.options.sessions = [
     *(f"release({row.version})" for row in table.default_releases()),
     "patchset",
     "detection",
+    "differential(0.29.0)",
     "engine(0.29.0)",
     "deploy",
     "demo",
@@ -350,6 +351,82 @@ def sbom(session: nox.Session) -> None:
             ["-m", "lanes.sbom", f"--python={described}"],
             [own, provision.ROOT],
         )
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("version", typed(LIVE))
+def differential(session: nox.Session, version: str) -> None:
+    """Properties of a patched release, and 21,000 steps side by side with the native fix."""
+    with provisioning(session):
+        provision.release(provision.NATIVE)
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/properties", "tests/differential"],
+            [provision.own_package(), provision.release(version)],
+            release=version,
+            trees=provision.RELEASES,
+        )
+
+
+@nox.session(venv_backend="none", default=False)
+def mutants(session: nox.Session) -> None:
+    """Is every small wrong change of the patch, and of the series on disk, noticed by a test?"""
+    with provisioning(session):
+        version = provision.ENGINE
+        interpreter, tree = provision.shared_environment(), provision.release(version)
+        # Forks get a changed copy of this package each; the process itself must not see another.
+        python(session, interpreter, [*proof_of("mutants"), f"--release={version}"], [tree])
+        arguments = [*proof_of("disk_mutants"), f"--release={version}", f"--tree={tree}"]
+        python(session, interpreter, arguments, [provision.own_package(), tree])
+
+
+@nox.session(name="upstream-tests", venv_backend="none", default=False)
+@nox.parametrize("version", typed(LIVE))
+def upstream_tests(session: nox.Session, version: str) -> None:
+    """vLLM's own tests of its KV-cache manager, stock and patched, and 0.30.0's for the fix."""
+    with provisioning(session):
+        for wanted in (version, provision.NATIVE):
+            sources.source_tree(wanted)
+        python(
+            session,
+            provision.shared_environment(),
+            [*proof_of("upstream"), f"--release={version}", f"--sources={sources.SOURCES}"],
+            [provision.own_package(), provision.ROOT, provision.release(version)],
+        )
+
+
+@nox.session(venv_backend="none", default=False)
+def soak(session: nox.Session) -> None:
+    """Half an hour of mixed traffic on a real engine: ``-- --minutes 5`` for less."""
+    with provisioning(session):
+        python(
+            session,
+            provision.shared_environment(),
+            proof_of("soak"),
+            [provision.own_package(), provision.ROOT, provision.cpu_build(provision.ENGINE)],
+        )
+
+
+@nox.session(venv_backend="none", default=False)
+def proof(session: nox.Session) -> None:
+    """A million steps per leaking release, then docs/proof.md from all that was run (hours)."""
+    with provisioning(session):
+        for version in (*LIVE, provision.NATIVE):
+            provision.release(version)
+        arguments = [*proof_of("differential", provision.RELEASES)]
+        arguments += [f"--release={version}" for version in LIVE]
+        path = [provision.own_package(), provision.ROOT]
+        python(session, provision.shared_environment(), arguments, path)
+    session.run(
+        *(sys.executable, "-m", "proof.report", str(provision.CACHE / "proof"), "docs"),
+        external=True,
+    )
+
+
+def proof_of(module: str, *arguments: Path) -> list[str]:
+    """``python -m proof.MODULE``, which leaves its results where the report looks for them."""
+    return ["-m", f"proof.{module}", *map(str, arguments), str(provision.CACHE / "proof")]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The long comparison: ``python -m proof.differential TREES RESULTS --release 0.29.0 ...``.
 
-Half of the steps against 0.30.0 itself, half against 0.30.0's method on the release's own code.
-Writes one JSON file per release into RESULTS; exits with 1 if anything differs.
+The steps are shared out evenly among the scopes of `proof.sequences.geometry`. Writes a JSON file
+per release and scope into RESULTS; exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from .sequences import Scope
 
 NATIVE = "0.30.0"
 LENGTH = 200  # operations of a sequence
-SCOPES: tuple[Scope, ...] = ("native", "graft")
+SCOPES: tuple[Scope, ...] = ("native", "graft", "wide")
 
 
-def compare_release(trees: Path, release: str, steps: int, seed: int) -> list[dict[str, Any]]:
-    """Both comparisons of one patched release, as plain data for the report."""
-    results = []
-    for scope in SCOPES:
-        patched = Side(trees / release, "patched")
-        if scope == "native":
-            other = Side(trees / NATIVE, "as-is")
-        else:
-            other = Side(trees / release, "graft", trees / NATIVE / MANAGER_FILE)
-        print(f"{release} {scope}: {steps // 2} steps, seeds from {seed}", flush=True)
-        done = compare(patched, other, seed=seed, steps=steps // 2, length=LENGTH, scope=scope)
-        seeds = [seed, seed + -(-steps // 2 // LENGTH) - 1]
-        results.append({"scope": scope, "seeds": seeds, "length": LENGTH, **asdict(done)})
-        print(f"  {done.steps} equal, {len(done.different)} sequences differ", flush=True)
-    return results
+def compare_release(
+    trees: Path, release: str, scope: Scope, steps: int, seed: int
+) -> dict[str, Any]:
+    """One comparison of a patched release, as plain data for the report."""
+    patched = Side(trees / release, "patched")
+    if scope == "graft":
+        other = Side(trees / release, "graft", trees / NATIVE / MANAGER_FILE)
+    else:
+        other = Side(trees / NATIVE, "as-is")
+    print(f"{release} {scope}: {steps} steps, seeds from {seed}", flush=True)
+    done = compare(patched, other, seed=seed, steps=steps, length=LENGTH, scope=scope)
+    print(f"  {done.steps} equal, {len(done.different)} sequences differ", flush=True)
+    seeds = [seed, seed + -(-steps // LENGTH) - 1]
+    comparison = {"scope": scope, "seeds": seeds, "length": LENGTH, **asdict(done)}
+    return {"version": __version__, "release": release, "comparisons": [comparison]}
 
 
 def main() -> int:
@@ -45,17 +45,20 @@ def main() -> int:
     parser.add_argument("trees", type=Path, help="folder with a folder per release")
     parser.add_argument("results", type=Path)
     parser.add_argument("--release", action="append", required=True)
+    parser.add_argument("--scope", action="append", choices=SCOPES)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     asked.results.mkdir(parents=True, exist_ok=True)
+    scopes = asked.scope or SCOPES
     different = False
     for release in asked.release:
-        results = compare_release(asked.trees, release, asked.steps, asked.seed)
-        different |= any(result["different"] for result in results)
-        data = {"version": __version__, "release": release, "comparisons": results}
-        path = asked.results / f"differential-{release}.json"
-        path.write_text(json.dumps(data, indent=1))
+        for scope in scopes:
+            steps = asked.steps // len(scopes)
+            data = compare_release(asked.trees, release, scope, steps, asked.seed)
+            different |= bool(data["comparisons"][0]["different"])
+            path = asked.results / f"differential-{release}-{scope}.json"
+            path.write_text(json.dumps(data, indent=1))
     return int(different)
 
 

@@ -14,8 +14,8 @@ STEPS_VARIABLE = "MAMBA_RETIRE_PROOF_STEPS"
 
 @pytest.fixture(scope="session")
 def steps() -> int:
-    """Operations per comparison."""
-    return int(os.environ.get(STEPS_VARIABLE, "10000"))
+    """Operations per comparison, of which there are three."""
+    return int(os.environ.get(STEPS_VARIABLE, "7000"))
 
 
 @pytest.fixture(scope="session")

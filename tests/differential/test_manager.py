@@ -38,8 +38,9 @@ def check(left: Side, right: Side, scope: Scope, steps: int) -> Comparison:
     return result
 
 
-def test_equals_native(patched: Side, native: Side, steps: int) -> None:
-    result = check(patched, native, "native", steps)
+@pytest.mark.parametrize("scope", ["native", "wide"])
+def test_equals_native(scope: Scope, patched: Side, native: Side, steps: int) -> None:
+    result = check(patched, native, scope, steps)
     assert result.versions[1] == "0.30.0"
 
 
@@ -62,6 +63,6 @@ def test_earlier_failures_stay_equal(patched: Side, native: Side, graft: Side) -
     with runners(patched, native, graft) as (ours, theirs, grafted):
         for saved in sorted(REGRESSIONS.glob("*.json")):
             data = json.loads(saved.read_text())
-            other = theirs if data.pop("scope") == "native" else grafted
+            other = theirs if data.pop("scope") != "graft" else grafted
             difference = first_difference(ours, other, Sequence.from_data(data))
             assert difference is None, f"{saved.name}: {difference}"

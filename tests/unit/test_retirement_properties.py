@@ -117,3 +117,9 @@ def test_counters_can_start_from_zero() -> None:
     counters = Counters(1, 2, 3, 4)
     counters.reset()
     assert counters == Counters(0, 0, 0, 0)
+
+
+def test_a_range_to_the_very_end_of_the_table_is_not_clamped() -> None:
+    counters, table = Counters(), Table([True, True])
+    retire("r", 0, 2, table, NULL, Pool(), Watermarks(), counters)
+    assert (counters.states_freed, counters.ranges_clamped) == (2, 0)
