@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -51,9 +52,9 @@ class Entry:
     """What one process left on disk about itself.
 
     Attributes:
-        pid: process id, in the PID namespace `namespace`.
+        pid: process id, where `place` says.
         started: when the process started, in clock ticks since boot; tells a pid used again.
-        namespace: the process's PID namespace, as the kernel names it.
+        place: host and PID namespace of the process; a folder may be shared by several.
         role: ``engine core``, ``worker``, ``API server``, ``coordinator`` or ``main``.
         verdict: what was decided, and why; None where vLLM's manager is not imported, so that
             nothing had to be decided yet.
@@ -67,7 +68,7 @@ class Entry:
 
     pid: int
     started: int
-    namespace: str
+    place: str
     role: str
     verdict: Verdict | None
     version: str
@@ -127,9 +128,10 @@ def folder(user: int | None = None) -> Path:
 
 
 def read(where: Path) -> Iterator[Entry]:
-    """Records of the processes that still run, in this PID namespace; removes those of dead ones.
+    """Records of the processes that still run here; removes those of dead ones.
 
     What cannot be read, or is no record, is left out: other files in the folder are not ours.
+    Those of other containers and hosts are too, as nobody here can tell whether they still run.
     """
     try:
         paths = sorted(where.glob("[0-9]*.json"))
@@ -142,7 +144,7 @@ def read(where: Path) -> Iterator[Entry]:
             known = data["schema"] == SCHEMA
         except (OSError, ValueError, KeyError):
             continue
-        if not known or entry.namespace != pid_namespace():
+        if not known or entry.place != _place():
             continue
         if started(entry.pid) == entry.started:
             yield entry
@@ -186,6 +188,15 @@ def pid_namespace(pid: int | str = "self") -> str:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
         return ""
+
+
+def _place() -> str:
+    return f"{os.uname().nodename} {pid_namespace()}"
+
+
+def _file_name() -> str:
+    """Unique among all places that may share the folder."""
+    return f"{os.getpid()}-{zlib.crc32(_place().encode()):08x}.json"
 
 
 class _Writer:
@@ -232,7 +243,7 @@ class _Writer:
         try:
             text = json.dumps({"schema": SCHEMA, **_describe(self.record).to_data()})
             if text != self.written:
-                path = _make_folder() / f"{os.getpid()}.json"
+                path = _make_folder() / _file_name()
                 _replace(path, text)
                 self.path, self.written = path, text
         except Exception as error:
@@ -272,7 +283,7 @@ def _describe(record: Record | None) -> Entry:
     return Entry(
         pid=os.getpid(),
         started=started(os.getpid()) or 0,
-        namespace=pid_namespace(),
+        place=_place(),
         role=_role(record.counters if record else None),
         verdict=record.verdict if record else None,
         version=__version__,

@@ -72,7 +72,7 @@ class Process:
 
     @property
     def path(self) -> Path:
-        return self.folder / f"{self.pid}.json"
+        return next(iter(self.folder.glob(f"{self.pid}-*.json")), self.folder / "none")
 
     def do(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -181,11 +181,12 @@ def test_the_record_of_a_killed_process_is_not_believed_but_removed(
 ) -> None:
     one = process()
     one.do("keep()")
+    path = one.path
     one.process.send_signal(signal.SIGKILL)
     one.end()
-    assert one.path.exists()
+    assert path.exists()
     assert one.entries() == []
-    assert not one.path.exists()
+    assert not path.exists()
 
 
 def test_a_pid_used_again_is_not_taken_for_the_process_before(
@@ -203,21 +204,31 @@ def test_a_pid_used_again_is_not_taken_for_the_process_before(
 def test_a_new_process_clears_up_after_killed_ones(process: Callable[..., Process]) -> None:
     killed, fresh = process(), process()
     killed.do("keep()")
+    left = killed.path
     killed.process.kill()
     killed.end()
+    assert left.exists()
     fresh.do("keep()")
-    eventually(lambda: not killed.path.exists())
+    eventually(lambda: not left.exists())
     assert fresh.path.exists()
 
 
-def test_records_of_other_containers_are_left_alone(process: Callable[..., Process]) -> None:
+def test_records_of_other_containers_and_hosts_are_left_alone(
+    process: Callable[..., Process],
+) -> None:
     one = process()
     one.do("keep()")
     data = json.loads(one.path.read_text())
-    other = one.folder / "1.json"
-    other.write_text(json.dumps({**data, "pid": 1, "namespace": "pid:[1]"}))
+    other = one.folder / "1-0.json"
+    other.write_text(json.dumps({**data, "pid": 1, "place": "elsewhere pid:[1]"}))
     assert [entry.pid for entry in one.entries()] == [one.pid]
     assert other.exists()
+
+
+def test_the_same_pid_in_two_containers_is_two_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ledger._file_name()
+    monkeypatch.setattr(ledger, "pid_namespace", lambda: "pid:[1]")
+    assert ledger._file_name() != here
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "7", '{"schema": 2}', "\0", '{"schema": 1}'])

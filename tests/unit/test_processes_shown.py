@@ -19,7 +19,7 @@ from vllm_mamba_retire.verdict import Reason, Verdict
 CORE = Entry(
     pid=71,
     started=1,
-    namespace="pid:[1]",
+    place="host pid:[1]",
     role="engine core",
     verdict=Verdict(Reason.PATCHED, "vLLM 0.29.0 retires across null gaps."),
     version="0.1.0",
