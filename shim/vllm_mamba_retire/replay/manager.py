@@ -29,8 +29,10 @@ def chunk_ends(block: int, budget: int, prompt: int) -> list[int]:
     return list(range(stride, prompt + 1, stride)) or [prompt]
 
 
-def live_states(block: int, spec: int, budget: int, prompt: int, lag: int) -> Iterator[int]:
-    """Live states (non-null blocks) of one Mamba group after each full chunk's allocation.
+def block_tables(
+    block: int, spec: int, budget: int, prompt: int, lag: int
+) -> Iterator[list[int | None]]:
+    """Block table of one Mamba group after each full chunk's allocation: block ids, None for null.
 
     `block`, `budget` and `prompt` are in tokens, `spec` is `num_speculative_blocks`, `lag` the
     number of chunks scheduled but not yet settled. Blocks are retired up to the last settled
@@ -56,7 +58,14 @@ def live_states(block: int, spec: int, budget: int, prompt: int, lag: int) -> It
             prefill_end=prompt,
         )
         manager.allocate_new_blocks(_REQUEST, end, end)
-        yield sum(not block.is_null for block in manager.req_to_blocks[_REQUEST])
+        table = manager.req_to_blocks[_REQUEST]
+        yield [None if block.is_null else block.block_id for block in table]
+
+
+def live_states(block: int, spec: int, budget: int, prompt: int, lag: int) -> Iterator[int]:
+    """Live states of one Mamba group after each full chunk's allocation; see `block_tables`."""
+    for table in block_tables(block, spec, budget, prompt, lag):
+        yield sum(state is not None for state in table)
 
 
 def peak_states(block: int, spec: int, budget: int, prompt: int, lag: int) -> int:
