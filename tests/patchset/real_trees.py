@@ -1,7 +1,8 @@
 """The on-disk series on real vLLM trees: the Python files of the wheels, and source archives.
 
-``MAMBA_RETIRE_TEST_TREES`` and ``MAMBA_RETIRE_TEST_SOURCES`` name the folders that hold one folder
-per release. Nothing in them is changed; what a test changes is a copy of its own.
+``MAMBA_RETIRE_TEST_RELEASE`` says which release, ``MAMBA_RETIRE_TEST_TREES`` and
+``MAMBA_RETIRE_TEST_SOURCES`` name the folders that hold one folder per release. Nothing in them is
+changed; what a test changes is a copy of its own.
 """
 
 from __future__ import annotations
@@ -12,24 +13,16 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from vllm_mamba_retire.matrix import Status, load_matrix
+from vllm_mamba_retire.matrix import load_matrix
 from vllm_mamba_retire.patchset.operations import Known
 from vllm_mamba_retire.patchset.series import Series, shipped_series
 
 MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
 MATRIX = load_matrix()
 KNOWN = Known(MATRIX, shipped_series(MATRIX))
-LIVE = [row.version for row in MATRIX.rows if row.status is Status.LIVE]
-NEWEST = LIVE[-1]
+RELEASE = os.environ["MAMBA_RETIRE_TEST_RELEASE"]
 ROOT = Path(__file__).parents[2]
 
-each_live_release = pytest.mark.parametrize("release", LIVE)
-# 0.27.1 has the files of 0.27.0 here: where nothing else matters, once is enough.
-each_manager_file = pytest.mark.parametrize(
-    "release", list({series.code.before: series.release for series in KNOWN.series}.values())
-)
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

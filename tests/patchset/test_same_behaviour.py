@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from proof.compare import Side, compare
 from real_trees import (
-    NEWEST,
     ROOT,
-    each_manager_file,
     importable,
     patch_with_gnu,
     series_for,
@@ -93,7 +91,6 @@ def odd_calls(tree: Path, mode: str) -> list[object]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@each_manager_file
 def test_sequences_of_a_scheduler_give_the_same(release: str, on_disk: Path):
     stock = source_of(release, "wheel")
     result = compare(
@@ -109,14 +106,12 @@ def test_sequences_of_a_scheduler_give_the_same(release: str, on_disk: Path):
     assert result.counters["states_stock_would_keep"] > 0, "no sequence crossed a gap"
 
 
-@pytest.mark.parametrize("release", [NEWEST])
 def test_comparison_of_sequences_sees_the_defect(release: str, on_disk: Path):
     stock = Side(source_of(release, "wheel"), "as-is")
     fixed = Side(on_disk, "as-is")
     assert compare(stock, fixed, seed=6, steps=2000, length=LENGTH, scope="graft").different
 
 
-@each_manager_file
 def test_odd_calls_give_the_same(release: str, on_disk: Path, tmp_path: Path):
     stock = importable(release, tmp_path / "stock")
     at_run_time = odd_calls(stock, "auto")
@@ -124,7 +119,6 @@ def test_odd_calls_give_the_same(release: str, on_disk: Path, tmp_path: Path):
     assert odd_calls(stock, "off") != at_run_time
 
 
-@pytest.mark.parametrize("release", [NEWEST])
 def test_replays_of_the_field_give_the_same(release: str, on_disk: Path, tmp_path: Path):
     cases = read_cases(ROOT / "tests/cases/field_cases.yaml")
     scenarios = [s for case in cases if case.holds_on(release) for s in case.scenarios]

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from real_trees import (
     MANAGER,
-    each_live_release,
-    each_manager_file,
     files_only,
     folder_of,
     importable,
@@ -51,7 +49,6 @@ def run_tool(tool: str, tree: Path, patch: Path, *options: str) -> None:
 
 @each_tool
 @each_kind
-@each_live_release
 def test_series_goes_on_and_off_without_fuzz(release: str, kind: str, tool: str, tmp_path: Path):
     tree = files_only(release, tmp_path / "tree", kind)
     series = series_for(release)
@@ -69,7 +66,6 @@ def test_series_goes_on_and_off_without_fuzz(release: str, kind: str, tool: str,
 
 
 @each_tool
-@each_live_release
 def test_series_goes_on_where_lines_have_moved(release: str, tool: str, tmp_path: Path):
     tree = files_only(release, tmp_path / "tree")
     series = series_for(release)
@@ -80,7 +76,6 @@ def test_series_goes_on_where_lines_have_moved(release: str, tool: str, tmp_path
     assert (tree / MANAGER).read_text() == moved + hunks.apply(series.code.diff, text)
 
 
-@each_live_release
 def test_own_applier_gives_the_same_bytes(release: str):
     series = series_for(release)
     text = (source_of(release, "wheel") / MANAGER).read_text()
@@ -109,14 +104,12 @@ def run_tests(release: str, tree: Path, tmp_path: Path) -> tuple[int, int]:
 
 
 @each_kind
-@each_live_release
 def test_tests_of_the_series_pass_with_the_fix(release: str, kind: str, tmp_path: Path):
     tree = importable(release, tmp_path / "tree", kind)
     patch_with_gnu(tree, series_for(release))
     assert run_tests(release, tree, tmp_path) == (TESTS, 0)
 
 
-@each_manager_file
 def test_tests_of_the_series_fail_without_the_fix(release: str, tmp_path: Path):
     passed, failed = run_tests(release, source_of(release, "wheel"), tmp_path)
     assert (passed, failed) == (PASS_WITHOUT_THE_FIX, TESTS - PASS_WITHOUT_THE_FIX)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from real_trees import (
     MANAGER,
-    NEWEST,
+    RELEASE,
     Cli,
     files_only,
     folder_of,
@@ -29,7 +29,7 @@ from real_trees import (
 from vllm_mamba_retire.cli import app
 from vllm_mamba_retire.patchset.series import sha256
 
-SERIES = series_for(NEWEST)
+SERIES = series_for(RELEASE)
 FIX = folder_of(SERIES) / SERIES.code.patch
 
 
@@ -68,7 +68,7 @@ def environment_in_a_checkout(tmp_path: Path) -> Path:
     checkout.mkdir()
     git("init", "-q", ".", cwd=checkout)
     (checkout / ".gitignore").write_text(".venv\n")
-    return files_only(NEWEST, checkout / ".venv/lib/python3.12/site-packages")
+    return files_only(RELEASE, checkout / ".venv/lib/python3.12/site-packages")
 
 
 def test_git_apply_in_a_checkout_puts_our_series_on(environment_in_a_checkout: Path):
@@ -122,7 +122,7 @@ def test_series_without_our_attributes_would_not(tmp_path: Path):
     (bare / ".gitattributes").unlink()
     spoiled = cloned_with_crlf(bare, tmp_path)
     assert b"\r\n" in spoiled.read_bytes()
-    tree = files_only(NEWEST, tmp_path / "tree")
+    tree = files_only(RELEASE, tmp_path / "tree")
     refused = subprocess.run(["git", "apply", "--check", spoiled], cwd=tree, check=False)
     assert refused.returncode != 0
 
@@ -131,7 +131,7 @@ def test_series_without_our_attributes_would_not(tmp_path: Path):
 
 
 def test_read_only_tree_is_left_alone_and_said_so(tmp_path: Path):
-    tree = files_only(NEWEST, tmp_path / "tree")
+    tree = files_only(RELEASE, tmp_path / "tree")
     before = snapshot(tree)
     done = in_own_mounts(
         f"mount --bind $TREE $TREE; mount -o remount,bind,ro $TREE; "
@@ -149,7 +149,7 @@ def somebody_elses_tree() -> Iterator[Path]:
     # pytest's own temporary folders are closed to other users.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        tree = files_only(NEWEST, Path(folder) / "site")
+        tree = files_only(RELEASE, Path(folder) / "site")
         yield tree
         for path in (tree, *tree.rglob("*")):
             path.chmod(0o755)
@@ -181,7 +181,7 @@ def test_user_without_rights_can_check_and_changes_nothing(
     somebody_elses_tree: Path, tmp_path: Path
 ):
     before = snapshot(somebody_elses_tree)
-    own = files_only(NEWEST, tmp_path)
+    own = files_only(RELEASE, tmp_path)
     with pytest.raises(SystemExit):  # loads all modules while this process may read them
         app(["apply", "--yes", "--no-probe", "--target", str(own)])
     assert is_patched(own)
@@ -192,7 +192,7 @@ def test_user_without_rights_can_check_and_changes_nothing(
 
 
 def test_full_disk_leaves_every_byte_and_no_litter(tmp_path: Path):
-    source = files_only(NEWEST, tmp_path / "source")
+    source = files_only(RELEASE, tmp_path / "source")
     size = (source / MANAGER).stat().st_size
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -213,7 +213,7 @@ def test_full_disk_leaves_every_byte_and_no_litter(tmp_path: Path):
 
 
 def test_linked_site_packages_stays_a_link(tmp_path: Path, cli: Cli):
-    real = files_only(NEWEST, tmp_path / "lib/site-packages")
+    real = files_only(RELEASE, tmp_path / "lib/site-packages")
     (tmp_path / "lib64").symlink_to(tmp_path / "lib")
     done = cli("apply", "--target", tmp_path / "lib64/site-packages", "--yes", "--no-probe")
     assert done.returncode == 0, done.stderr
@@ -223,7 +223,7 @@ def test_linked_site_packages_stays_a_link(tmp_path: Path, cli: Cli):
 
 def test_cache_that_shares_the_file_is_not_patched_with_it(tmp_path: Path, cli: Cli):
     # uv links the files of an environment to those in its cache.
-    cache, site = tmp_path / "cache", files_only(NEWEST, tmp_path / "site")
+    cache, site = tmp_path / "cache", files_only(RELEASE, tmp_path / "site")
     os.link(site / MANAGER, cache)
     assert cli("apply", "--target", site, "--yes", "--no-probe").returncode == 0
     assert is_patched(site)
@@ -231,7 +231,7 @@ def test_cache_that_shares_the_file_is_not_patched_with_it(tmp_path: Path, cli: 
 
 
 def test_of_two_trees_the_one_that_serves_is_patched_and_the_other_named(tmp_path: Path, cli: Cli):
-    serving, other = (files_only(NEWEST, tmp_path / name) for name in ("serving", "other"))
+    serving, other = (files_only(RELEASE, tmp_path / name) for name in ("serving", "other"))
     for site in (serving, other):
         (site / "vllm/__init__.py").write_text("")
     path = os.pathsep.join([str(serving), str(other), os.environ["PYTHONPATH"]])
@@ -248,11 +248,11 @@ def test_of_two_trees_the_one_that_serves_is_patched_and_the_other_named(tmp_pat
 def installed(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A virtual environment with a vLLM of few files, as pip puts it there: its interpreter, its
     site-packages and the wheel."""
-    source = files_only(NEWEST, tmp_path / "source")
-    wheel = tmp_path / f"vllm-{NEWEST}-py3-none-any.whl"
-    about = f"vllm-{NEWEST}.dist-info"
+    source = files_only(RELEASE, tmp_path / "source")
+    wheel = tmp_path / f"vllm-{RELEASE}-py3-none-any.whl"
+    about = f"vllm-{RELEASE}.dist-info"
     parts = {str(p.relative_to(source)): p.read_bytes() for p in sorted(source.rglob("*.py"))}
-    parts[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: vllm\nVersion: {NEWEST}\n".encode()
+    parts[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: vllm\nVersion: {RELEASE}\n".encode()
     parts[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     with zipfile.ZipFile(wheel, "w") as packed:
         for name, data in parts.items():
@@ -286,7 +286,7 @@ def test_wheel_record_that_no_longer_matches_is_said_and_what_pip_makes_of_it(in
     python, site, wheel = installed
     applied = cli("apply", "--target", site, "--yes", "--no-probe", "--json")
     (note,) = json.loads(applied.stdout)["notes"]
-    assert f"vllm-{NEWEST}.dist-info/RECORD lists the hash of the file as released" in note
+    assert f"vllm-{RELEASE}.dist-info/RECORD lists the hash of the file as released" in note
     # What the note says, pip does: its check sees nothing, a reinstall brings stock code back.
     assert "No broken requirements" in pip(python, "check").stdout
     pip(python, "install", "--no-deps", "--force-reinstall", wheel)
@@ -313,7 +313,7 @@ def test_uninstalled_vllm_cannot_be_imported_as_an_empty_package(installed, cli:
 
 
 def test_tree_patched_with_another_series_is_told_renewed_and_reverted(tmp_path: Path, cli: Cli):
-    tree = files_only(NEWEST, tmp_path / "tree")
+    tree = files_only(RELEASE, tmp_path / "tree")
     before = snapshot(tree)
     assert cli("apply", "--target", tree, "--yes", "--no-probe").returncode == 0
     # As if this package had once shipped another wording of a comment.
@@ -333,7 +333,7 @@ def test_tree_patched_with_another_series_is_told_renewed_and_reverted(tmp_path:
 
 
 def test_tree_patched_with_another_series_by_hand_is_a_foreign_change(tmp_path: Path, cli: Cli):
-    tree = files_only(NEWEST, tmp_path / "tree")
+    tree = files_only(RELEASE, tmp_path / "tree")
     patch_with_gnu(tree, SERIES)
     text = (tree / MANAGER).read_text()
     (tree / MANAGER).write_text(text.replace("How many leading blocks", "Leading blocks"))
