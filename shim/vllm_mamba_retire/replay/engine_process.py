@@ -24,7 +24,6 @@ _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # an id used again is the same id inside
     "HF_HUB_OFFLINE": "1",
 }
 _FIRST_TEXT_TOKEN = 2  # the configs' vocabularies start with two special tokens
@@ -144,7 +143,11 @@ class EngineProcess:
                 tokens=output.total_num_scheduled_tokens,
                 seconds=time.perf_counter() - self.started,
                 used=pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
-                states={r: [_states(m, r) for m in self.mamba] for r in sorted(requests)},
+                # vLLM adds a random tail to the client's id.
+                states={
+                    request.rpartition("-")[0]: [_states(m, request) for m in self.mamba]
+                    for request in sorted(requests)
+                },
                 preempted=self.preempted,
             )
         )
