@@ -111,7 +111,8 @@ def main() -> int:
         "VLLM_LOGGING_LEVEL": "CRITICAL",
     }
     _warm_up()
-    for tests in {tests for each in TESTS.values() for tests in each}:
+    asked_for = [asked.module] if asked.module else list(TESTS)
+    for tests in {tests for module in asked_for for tests in TESTS[module]}:
         if broken := in_fork(lambda: first_failure([PACKAGE], tests)):  # noqa: B023 (called at once)
             print(f"fails without any mutant: {broken}")
             return 2

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 Data = dict[str, Any]
-_SINGLE = ("mutants", "disk-mutants", "poison", "soak")
+_SINGLE = ("mutants", "disk-mutants", "soak")
 
 _HEAD = """\
 # Proof
@@ -50,6 +50,16 @@ belongs to the table and starts at 0. `tests/release/test_retirement.py` shows b
 showed a fault of 0.30.0's own.
 
 "Ended early" are sequences in which vLLM raised the same error on both sides.
+"""
+
+
+_POISON = """\
+## Freed states overwritten
+
+A real engine whose freed states are overwritten at once, and whose live tables may not refer to a
+free block. Its answers are compared token by token with a stock engine and a pool in which nothing
+is reused; a mutant that frees one block too many is the control
+(`tests/engine/test_poisoned_pool.py`, `nox -s engine`).
 """
 
 
@@ -98,7 +108,7 @@ def _sections(data: Data) -> Iterator[str]:
     yield from _mutants(data["mutants"], "The patch: `retirement.py`, `binding.py`, `verdict.py`")
     yield from _mutants(data["disk-mutants"], "The series on disk")
     yield from _upstream(data["upstream"])
-    yield from _poison(data["poison"])
+    yield _POISON
     yield from _soak(data["soak"])
 
 
@@ -148,8 +158,9 @@ def _upstream(releases: list[Data]) -> Iterator[str]:
         "patched: the same tests must pass. And 0.30.0's seven tests for the fix, on the older "
         "release. What does not pass on stock either (it wants upstream's conftest or a model) is "
         "counted in the second number. Upstream's GPU step table "
-        "(`tests/v1/e2e/general/test_mamba_prefix_cache.py`) must differ in one step on a patched release, block 4 in the last step of async "
-        "`prompt_10_block_size`: the line that upstream changed (`nox -s steps`).\n"
+        "(`tests/v1/e2e/general/test_mamba_prefix_cache.py`) must differ in one step on a patched "
+        "release, block 4 in the last step of async `prompt_10_block_size`: the line that upstream "
+        "changed (`nox -s steps`).\n"
     )
     if not releases:
         yield "Not run.\n"
@@ -169,19 +180,6 @@ def _upstream(releases: list[Data]) -> Iterator[str]:
         )
     head = ("release", "stock", "patched", "0.30.0's, stock", "0.30.0's, patched", "faults")
     yield from _table(head, rows)
-
-
-def _poison(done: Data | None) -> Iterator[str]:
-    yield (
-        "## Freed states overwritten\n\n"
-        "A real engine whose freed states are overwritten at once, and whose live tables may not "
-        "refer to a free block. Its answers are compared token by token with a stock engine and "
-        "a pool in which nothing is reused; a mutant that frees one block too many is the control "
-        "(`tests/engine/test_poisoned_pool.py`, `nox -s engine`).\n"
-    )
-    if done is not None:
-        rows = [(key, value) for key, value in done.items() if key != "version"]
-        yield from _table(("what", "value"), rows)
 
 
 def _soak(done: Data | None) -> Iterator[str]:

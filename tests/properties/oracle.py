@@ -119,34 +119,38 @@ def _must(holds: bool, otherwise: str) -> None:
 
 
 class _WatchedTable(list[Any]):
-    """A block table that counts which places are read while `watching` is set."""
+    """A block table that notes which places are read."""
 
-    watching: Counter[tuple[int, int]] | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[int] = set()
 
     def __getitem__(self, place: Any) -> Any:
-        if self.watching is not None and isinstance(place, int):
-            self.watching[id(self), place] += 1
+        if isinstance(place, int):
+            self.read.add(place)
         return super().__getitem__(place)
 
 
 def _count_visits(manager: Any) -> Counter[tuple[int, int]]:
-    """Count reads of the manager's tables by retirement, by table and place."""
+    """Count the calls of retirement that read a place of a table, by table and place."""
     visits: Counter[tuple[int, int]] = Counter()
-    kept_alive = []  # an id is only unique among the living
+    tables: list[_WatchedTable] = []
     remove = manager._remove_blocks_in_range
 
     def new_table() -> _WatchedTable:
-        table = _WatchedTable()
-        kept_alive.append(table)
-        return table
+        tables.append(_WatchedTable())
+        return tables[-1]
 
     def watched(request_id: str, *args: Any) -> None:
         table = manager.req_to_blocks.get(request_id)
-        if isinstance(table, _WatchedTable):
-            table.watching = visits
+        if not isinstance(table, _WatchedTable):
+            remove(request_id, *args)
+            return
+        table.read.clear()
         remove(request_id, *args)
-        if isinstance(table, _WatchedTable):
-            table.watching = None
+        # All tables are kept, so their places in the list name them.
+        number = next(n for n, known in enumerate(tables) if known is table)
+        visits.update((number, place) for place in table.read)
 
     manager.req_to_blocks.default_factory = new_table
     manager._remove_blocks_in_range = watched
