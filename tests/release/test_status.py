@@ -99,3 +99,16 @@ def test_prometheus_gets_metrics_and_nothing_else(child: Child) -> None:
 def test_a_process_told_to_do_nothing_keeps_no_record(child: Child) -> None:
     _, out, _ = status_of(child, "--json", code=_ARMED, MAMBA_RETIRE="off")
     assert json.loads(out)["nodes"][0]["processes"] == []
+
+
+def test_an_error_of_our_own_is_not_taken_for_a_finding(child: Child) -> None:
+    done = child(
+        "import sys\n"
+        "import vllm_mamba_retire.matrix as matrix\n"
+        "from vllm_mamba_retire.cli import main\n"
+        "matrix.load_matrix = lambda: 1 / 0\n"
+        "sys.argv = ['vllm-mamba-retire', 'status']\n"
+        "main()\n"
+    )
+    assert done.returncode == 2
+    assert "ZeroDivisionError" in done.stderr

@@ -7,6 +7,8 @@ needs beyond that is imported when it runs, so that ``status`` and every ``--hel
 from __future__ import annotations
 
 import importlib
+import sys
+import traceback
 
 import typer
 
@@ -45,4 +47,9 @@ def _root() -> None:
 
 def main() -> None:
     """Run the command line: exit 0 is fine, 1 a finding, 2 a usage or internal error."""
-    app()
+    try:
+        app()
+    except Exception:
+        # Python's own exit status here would be 1, which means a finding.
+        traceback.print_exc()
+        sys.exit(2)
