@@ -40,7 +40,7 @@ def second(sources: Path) -> Distributions:
     for path in other.rglob("*"):
         if path.is_file():
             os.utime(path, (1_000_000_000, 1_000_000_000))
-            path.chmod(0o600)
+            path.chmod(path.stat().st_mode & 0o700)
     return _build(other, umask=0o077)
 
 
