@@ -26,8 +26,9 @@ def show(console: Console, nodes: Sequence[Node]) -> None:
     else:
         console.print("No running vLLM process keeps a record.")
     for node, sentence, finding in _sentences(nodes):
-        mark = "[red]![/red]" if finding else " "
-        console.print(f"{mark} {node.name + ': ' if node.name else ''}{sentence}", highlight=False)
+        where = f"{node.name}: " if node.name else ""
+        line = f"{'!' if finding else ' '} {where}{sentence}"
+        console.print(line, style="red" if finding else None, markup=False, highlight=False)
 
 
 def as_data(nodes: Sequence[Node]) -> list[dict[str, Any]]:
