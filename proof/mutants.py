@@ -103,7 +103,7 @@ def main() -> int:
     parser.add_argument("--release", required=True)
     parser.add_argument("--module", choices=TESTS)
     parser.add_argument("--only", default="", help="mutants whose name contains this")
-    parser.add_argument("--again", action="store_true", help="those that survived the last run")
+    parser.add_argument("--again", action="store_true", help="not those that the last run killed")
     asked = parser.parse_args()
     os.environ |= {
         "MAMBA_RETIRE": "off",
@@ -125,11 +125,12 @@ def main() -> int:
             fates.append(known)
         elif asked.module in (None, module) and asked.only in name:
             fates.append(try_mutant(module, name, source))
+            _write(asked.results, asked.release, fates)
             print(f"{module} {name}\n    {fates[-1].killed_by or '** SURVIVED **'}", flush=True)
+    _write(asked.results, asked.release, fates)
     survivors = [fate for fate in fates if fate.killed_by is None]
     killed = len(fates) - len(survivors)
     print(f"{killed} of {len(fates)} killed in {time.monotonic() - started:.0f} s")
-    _write(asked.results, asked.release, fates)
     return int(any(fate.excuse is None for fate in survivors))
 
 
