@@ -17,7 +17,7 @@ MOUNTS = (
     f"--volume={os.environ['MAMBA_RETIRE_TEST_WHEELS']}:/wheels:ro",
 )
 INSTALL = (
-    "RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 /wheels/pip-*.whl/pip install --no-index"
+    "RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 $(echo /wheels/pip-*.whl)/pip install --no-index"
     " --find-links=/wheels vllm-mamba-retire"
 )
 # The manager is imported as vLLM's processes do it; what comes of it is the last line.
@@ -27,21 +27,22 @@ START = (
     "print(m.current().verdict.reason.value if m.current() else None)"
 )
 
+Podman = Callable[..., str]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module", params=["live", "native"])
 def image(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, podman: Podman, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """A release with this package installed by pip, as docker/Dockerfile.pip does it."""
     base = request.getfixturevalue(request.param)
     context = tmp_path_factory.mktemp("context")
     (context / "Containerfile").write_text(f"FROM {base}\n{INSTALL}\n")
     name = f"localhost/mamba-retire/rolled-out:{request.param}"
-    subprocess.run(["podman", "build", "-q", "-t", name, MOUNTS[1], str(context)], check=True)
+    podman("build", "-q", "-t", name, MOUNTS[1], str(context))
     yield name
-    subprocess.run(["podman", "rmi", "--force", name], check=True)
+    podman("rmi", "--force", name)
 
 
 @pytest.fixture
