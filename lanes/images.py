@@ -165,6 +165,7 @@ def write_back(table: Path, outcome: Outcome) -> None:
         f"      - run: nox -s images\n        result: {outcome.says}\n"
         f"        date: {date.today()}\n        package: {__version__}\n"
     )
+    block = block.replace("    evidence: []  # untested\n", "")
     if "    evidence:\n" in block:
         block = re.sub(r"(    evidence:\n)(?:      .*\n)*", rf"\g<1>{evidence}", block)
     else:

@@ -273,7 +273,7 @@ def _fill(name: str, weight: Any) -> None:
     elif weight.dim() < 2:
         weight.fill_(1.0)
     else:
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
         weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
 
 
