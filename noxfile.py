@@ -269,12 +269,8 @@ def detection(session: nox.Session) -> None:
 def matrix(session: nox.Session) -> None:
     """The table against the wheels and against runs. ``-- --check | --write | --add X``."""
     with provisioning(session):
-        tools = ["pip", "uv", "ruamel.yaml", "filelock", "virtualenv", "build", "hatchling"]
-        own = map(str, provision.requirements_of(provision.own_package(), "vllm-mamba-retire"))
-        interpreter = provision.find_python(provision.PREFERRED_PYTHON) or sys.executable
-        environment = provision.environment("matrix", interpreter, [*tools, *own, "tomli"])
         path = [provision.own_package(), provision.ROOT]
-        python(session, environment, ["-m", "lanes.matrix"], path)
+        python(session, table_environment(), ["-m", "lanes.matrix"], path)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -432,6 +428,45 @@ def proof_of(module: str, *arguments: Path) -> list[str]:
     return ["-m", f"proof.{module}", *map(str, arguments), str(provision.CACHE / "proof")]
 
 
+@nox.session(venv_backend="none", default=False)
+def docs(session: nox.Session) -> None:
+    """The site, strictly, into site/; then every command and claim of its pages."""
+    with provisioning(session):
+        own = provision.own_package()
+        needed = map(str, provision.requirements_of(own, "vllm-mamba-retire"))
+        tools = ["mkdocs-material", "mkdocstrings[python]", "ruff", *needed]
+        site = provision.environment("site", sys.executable, tools)
+        path = os.pathsep.join(map(str, (own, provision.ROOT)))
+        build = ("-m", "mkdocs", "build", "--strict", "--quiet")
+        session.run(str(site), *build, env={"PYTHONPATH": path}, external=True)
+        for version in (provision.ENGINE, provision.NATIVE):
+            provision.release(version)
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/docs"],
+            [own, provision.ROOT],
+            release=provision.ENGINE,
+            trees=provision.RELEASES,
+        )
+
+
+@nox.session(venv_backend="none", default=False)
+def charts(session: nox.Session) -> None:
+    """The drawings in docs/images, from docs/data; ``-- --replay`` renews the data first."""
+    with provisioning(session):
+        path = [provision.own_package(), provision.ROOT, provision.release(provision.ENGINE)]
+        python(session, provision.shared_environment(), ["-m", "lanes.charts"], path)
+
+
+@nox.session(venv_backend="none", default=False)
+def upstream(session: nox.Session) -> None:
+    """vLLM releases that the table lacks: unchanged, changed, or the fix is missing."""
+    with provisioning(session):
+        path = [provision.own_package(), provision.ROOT]
+        python(session, table_environment(), ["-m", "lanes.upstream"], path)
+
+
 @contextmanager
 def provisioning(session: nox.Session) -> Iterator[None]:
     """Turn a failed download or installation into a failed session with its message."""
@@ -439,6 +474,14 @@ def provisioning(session: nox.Session) -> Iterator[None]:
         yield
     except provision.ProvisionError as error:
         session.error(str(error))
+
+
+def table_environment() -> Path:
+    """What asks the registry and edits the table."""
+    tools = ["pip", "uv", "ruamel.yaml", "filelock", "virtualenv", "build", "hatchling"]
+    own = map(str, provision.requirements_of(provision.own_package(), "vllm-mamba-retire"))
+    interpreter = provision.find_python(provision.PREFERRED_PYTHON) or sys.executable
+    return provision.environment("matrix", interpreter, [*tools, *own, "tomli"])
 
 
 def skip(session: nox.Session, reason: str) -> NoReturn:

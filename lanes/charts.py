@@ -1,13 +1,16 @@
-"""The block table of one long prompt, chunk by chunk, stock and fixed: measured, then drawn.
+"""The drawings in docs/images, but for the demonstration's, which ``nox -s demo -- --save`` renews.
 
-``--replay`` asks the release on the path and renews the data; without it the drawing is made from
-the data in docs/.
+- block-table.svg: the block table of one long prompt, chunk by chunk, stock and fixed. ``--replay``
+  asks the release on the path for its data first;
+- plan.svg: what `plan` draws for the server of docs/affected.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ DATA = DOCS / "data" / "block-table.json"
 DRAWING = DOCS / "images" / "block-table.svg"
 # Two blocks a chunk, and one chunk in flight: the smallest prompt on which the difference grows.
 GEOMETRY = {"block": 4, "spec": 0, "budget": 8, "prompt": 40, "lag": 1}
+AFFECTED = 1  # exit code of `plan`
 _NEEDED, _KEPT, _NULL = "#20639b", "#c1442e", "#e8e8e8"
 
 
@@ -29,8 +33,20 @@ def main() -> int:
     if parser.parse_args().replay:
         DATA.write_text(json.dumps(measure()) + "\n")
     draw(json.loads(DATA.read_text()), DRAWING)
-    print(f"drawn: {DRAWING}")
+    plan = DOCS / "images" / "plan.svg"
+    command = [sys.executable, "-c", "from vllm_mamba_retire.cli import main; main()"]
+    done = subprocess.run([*command, *plan_on_the_page(), f"--chart={plan}"], check=False)
+    if done.returncode != AFFECTED:
+        return done.returncode or 1
+    print(f"drawn: {DRAWING}, {plan}")
     return 0
+
+
+def plan_on_the_page() -> list[str]:
+    """Arguments of the `plan` whose output the page shows."""
+    page = (DOCS / "affected.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith("$ vllm-mamba-retire plan "))
+    return shlex.split(line)[2:]
 
 
 def measure() -> dict[str, Any]:
