@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -128,7 +129,14 @@ class Engine:
         Returns:
             `subprocess.CompletedProcess` with text output.
         """
-        return _run([self.command, "run", "--rm", *_OPTIONS, *options, image, *command])
+        name = f"{LABEL}-{uuid.uuid4().hex[:12]}"
+        named = [self.command, "run", "--rm", f"--name={name}", *_OPTIONS]
+        try:
+            return _run([*named, *options, image, *command])
+        except BaseException:
+            # An interrupted client is killed; its container would run on.
+            _run([self.command, "rm", "--force", name])
+            raise
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

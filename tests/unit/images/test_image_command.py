@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from image_making import ARM64, NATIVE_SOURCE, PYTHON, Link, layer, own, saved, 
 from typer.testing import CliRunner
 
 from vllm_mamba_retire.cli import app
+from vllm_mamba_retire.images.engine import Engine
 
 RUN = CliRunner()
 
@@ -107,6 +109,16 @@ def test_container_is_removed_when_reading_fails(
     done = RUN.invoke(app, ["inspect-image", "vllm:test", "--engine=docker"])
     assert done.exit_code == 2
     assert calls.read_text().splitlines()[-1] == "rm --force --volumes c0ffee"
+
+
+def test_interrupted_run_leaves_no_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = engine(tmp_path, monkeypatch, '[ "$1" = rm ] || { kill -INT $PPID; sleep 5; }')
+    with pytest.raises(KeyboardInterrupt):
+        Engine("docker").run("vllm:test", [], "true")
+    (name,) = re.findall(r"--name=(\S+)", calls.read_text())
+    assert calls.read_text().splitlines()[-1] == f"rm --force {name}"
 
 
 def test_wrong_image_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
