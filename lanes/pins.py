@@ -20,7 +20,7 @@ _PLATFORM = "x86_64-manylinux_2_35"
 _OPTIONS = ("--quiet", "--no-header", "--no-annotate", "--no-emit-index-url", "--no-build")
 
 
-class PinsMove(Exception):
+class PinsMoveError(Exception):
     """There is no way to hold every pin; the message is the resolver's."""
 
 
@@ -60,7 +60,7 @@ def added(pinned: Sequence[str], wanted: Iterable[str]) -> list[str]:
     try:
         resolved = resolve([*pinned, *wanted])
     except ProvisionError as error:
-        raise PinsMove(str(error)) from error
+        raise PinsMoveError(str(error)) from error
     return sorted(set(resolved) - set(pinned))
 
 

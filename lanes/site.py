@@ -1,6 +1,6 @@
 """mkdocs hooks: pages that are not in docs/, and links that lead out of it.
 
-Pages of the repository that belong to the documentation (the README, the series' page and so on) are
+Pages of the repository that belong to the documentation (the series' page and so on) are
 shown under their own names. Links are written so that they work where the repository is read; a
 link to one of those pages leads to it on the site too, and one to any other file becomes its path
 as text. A link to what does not exist is a warning, which a strict build refuses.

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-_LEFT_OUT = shutil.ignore_patterns(".*cache", ".git", ".nox", ".venv", "__pycache__", "built", "dist", "site")
+_LEFT_OUT = shutil.ignore_patterns(
+    ".*cache", ".git", ".nox", ".venv", "__pycache__", "built", "dist", "site"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ def second(sources: Path) -> Distributions:
 def _build(source: Path, umask: int = 0o022) -> Distributions:
     # Without --wheel and --sdist the wheel is built from the source archive, as pip would do.
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", "built", "."]
-    done = subprocess.run(build, cwd=source, capture_output=True, text=True, umask=umask, check=False)
+    done = subprocess.run(
+        build, cwd=source, capture_output=True, text=True, umask=umask, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (sdist,) = (source / "built").glob("*.tar.gz")
     (wheel,) = (source / "built").glob("*.whl")

@@ -7,8 +7,7 @@ from email import message_from_bytes
 
 import pytest
 from conftest import Distributions
-
-from lanes.pins import PinsMove, added, resolve
+from lanes.pins import PinsMoveError, added, resolve
 from lanes.table import releases
 
 LIVE = [row.version for row in releases() if row.status == "live"]
@@ -37,5 +36,5 @@ def test_no_pin_of_a_live_release_moves(pinned: list[str], own: list[str]) -> No
 
 def test_a_requirement_that_would_move_a_pin_is_noticed() -> None:
     pinned = resolve([f"vllm=={LIVE[-1]}"])
-    with pytest.raises(PinsMove, match="packaging"):
+    with pytest.raises(PinsMoveError, match="packaging"):
         added(pinned, ["packaging<21"])

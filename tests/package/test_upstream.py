@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from conftest import ROOT
-
 from lanes.upstream import Outcome, judge
+
 from vllm_mamba_retire.matrix import Matrix, Row, Status, load_matrix
 
 METHOD = "MambaManager._remove_blocks_in_range"
