@@ -90,9 +90,12 @@ def _file(package: Path, module: str) -> Path:
     return package / "vllm_mamba_retire" / f"{module}.py"
 
 
-def _warm_up() -> None:
-    """Import what every fork needs. Not this package: each fork has its own."""
-    for name in ("pytest", "hypothesis.stateful", "vllm.v1.core.kv_cache_manager"):
+def _warm_up(modules: list[str]) -> None:
+    """Import what the forks need. Not this package: each fork has its own."""
+    names = ["pytest", "hypothesis.stateful"]
+    if any(not tests.startswith("tests/unit") for module in modules for tests in TESTS[module]):
+        names.append("vllm.v1.core.kv_cache_manager")
+    for name in names:
         importlib.import_module(name)
     assert "vllm_mamba_retire" not in sys.modules
 
@@ -110,8 +113,8 @@ def main() -> int:
         "MAMBA_RETIRE_TEST_RELEASE": asked.release,
         "VLLM_LOGGING_LEVEL": "CRITICAL",
     }
-    _warm_up()
     asked_for = [asked.module] if asked.module else list(TESTS)
+    _warm_up(asked_for)
     for tests in {tests for module in asked_for for tests in TESTS[module]}:
         if broken := in_fork(lambda: first_failure([PACKAGE], tests)):  # noqa: B023 (called at once)
             print(f"fails without any mutant: {broken}")

@@ -23,6 +23,7 @@ from vllm_mamba_retire import __version__
 from vllm_mamba_retire.replay.engine import Action, Workload
 
 _POOL = 40  # blocks: two of the longer prompts at a time do not fit
+_LONGEST = 32_000  # tokens
 _WARM_UP = 3  # rounds until the allocators have seen every shape
 _GROWTH = 64  # MiB of growth that is still called flat
 _TEXTS = 4
@@ -41,16 +42,20 @@ def traffic(seed: int) -> list[Action]:
     return actions
 
 
+def _workload(actions: tuple[Action, ...]) -> Workload:
+    return Workload(actions, lag=2, pool=_POOL, max_tokens=_LONGEST)
+
+
 def soak(minutes: float) -> dict[str, Any]:
     """Run rounds until the time is up, as plain data for the report."""
     from vllm_mamba_retire.replay import engine_process
 
     os.environ.update(engine_process._ENVIRONMENT)
-    engine = engine_process.EngineProcess(Workload((), lag=2, pool=_POOL), io.StringIO())
+    engine = engine_process.EngineProcess(_workload(()), io.StringIO())
     rounds, memory, steps, tokens, preempted, peak = 0, [], 0, 0, 0, 0
     until = time.monotonic() + 60 * minutes
     while time.monotonic() < until or rounds <= _WARM_UP:
-        engine.workload = Workload(tuple(traffic(rounds)), lag=2, pool=_POOL)
+        engine.workload = _workload(tuple(traffic(rounds)))
         engine.steps, engine.answers, engine.out = [], {}, io.StringIO()
         run = engine.run()
         rounds += 1

@@ -235,3 +235,8 @@ def test_subclasses_that_stand_in_for_a_patched_method_are_found_at_any_depth() 
     deep = type("Deep", (middle,), {"pop_blocks_for_free": None, "__module__": "them"})
     assert list(binding.overriding_subclasses(manager_class)) == ["them.Deep.pop_blocks_for_free"]
     assert deep.__mro__[1] is middle
+
+
+def test_a_method_that_names_no_module_is_described_by_its_type() -> None:
+    nameless = SimpleNamespace(__module__=None)
+    assert binding.describe(nameless) == "types.SimpleNamespace"
