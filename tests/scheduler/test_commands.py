@@ -130,8 +130,8 @@ def test_replay_of_a_case_with_a_wrong_figure_is_a_finding(tmp_path: Path) -> No
 
 def test_replay_that_is_stuck_with_the_fix_is_a_finding() -> None:
     result = _invoke(
-        *("replay", "--block", "1568", "--budget", "4096", "--prompt", "237000", "--pool", "159"),
-        *("--retention", "0"),
+        *("replay", "--block", "1568", "--budget", "4096", "--prompt", "9000", "--output", "5"),
+        *("--spec", "3", "--pool", "22", "--retention", "0"),
     )
     assert result.exit_code == 1
     assert "stuck with the fix" in result.stderr

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+
 import pytest
 
 from vllm_mamba_retire.matrix import Status
@@ -9,6 +12,7 @@ from vllm_mamba_retire.replay.compare import Pair, ReplayError, compare, replay_
 from vllm_mamba_retire.replay.scenario import Arrival, Scenario
 
 BLOCK, BUDGET = 1568, 4096
+Child = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def _scenario(name: str, *arrivals: Arrival, **more: object) -> Scenario:
@@ -19,7 +23,8 @@ def _scenario(name: str, *arrivals: Arrival, **more: object) -> Scenario:
 SCENARIOS = {
     scenario.id: scenario
     for scenario in (
-        _scenario("no room", Arrival("a", 237_000), pool=159),
+        # Two states and its drafts' blocks fit, the state in flight beside them does not.
+        _scenario("no room", Arrival("a", 9_000, 5), spec=3, pool=22),
         _scenario("pair", Arrival("a", 60_000, 5), Arrival("b", 30_000, 5, at=3), lag=2),
         _scenario("waiting", Arrival("a", 5_000, 5), Arrival("b", 9_000, 2, after="a")),
         _scenario("late", Arrival("a", 5_000, 5), Arrival("b", 9_000, 2, at=10_000)),
@@ -39,9 +44,20 @@ def pairs() -> dict[str, Pair]:
 def test_a_replay_that_cannot_go_on_says_so_and_at_which_step(pairs: dict[str, Pair]) -> None:
     pair = pairs["no room"]
     for run in (pair.stock, pair.fixed):
-        assert run.stuck is not None
-        assert run.stuck.endswith(f"(after step {len(run.steps)})")
+        assert run.stuck == (f"requests keep rolling each other back (after step {len(run.steps)})")
         assert not run.ended
+
+
+def test_a_request_that_is_never_admitted_is_stuck_too(child: Child) -> None:
+    answer = child(
+        "from vllm_mamba_retire.replay.scenario import Arrival, Scenario\n"
+        "from vllm_mamba_retire.replay.scheduler import replay\n"
+        "scenario = Scenario('a', 1568, 4096, (Arrival('a', 237_000),), groups=3)\n"
+        "object.__setattr__(scenario, 'pool', 100)  # what its own check refuses\n"
+        "print(replay(scenario).stuck)",
+        MAMBA_RETIRE="off",
+    )
+    assert answer.stdout.splitlines()[-1].startswith("nothing can be scheduled: the pool has no")
 
 
 def test_every_request_ends_and_every_token_is_computed_once(pairs: dict[str, Pair]) -> None:
@@ -59,7 +75,7 @@ def test_requests_arrive_at_their_step_or_behind_the_one_they_wait_for(
     pairs: dict[str, Pair],
 ) -> None:
     run = pairs["pair"].fixed
-    assert [step.running for step in run.steps[:5]] == [1, 1, 1, 2, 2]
+    assert [step.running + step.waiting for step in run.steps[:5]] == [1, 1, 1, 2, 2]
     waiting = pairs["waiting"].fixed
     assert waiting.ended["a"] < waiting.ended["b"]
     assert {step.running + step.waiting for step in waiting.steps} <= {0, 1}
