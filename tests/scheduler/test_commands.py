@@ -83,7 +83,15 @@ def test_a_budget_that_vllm_would_choose_by_gpu_is_told_as_an_assumption(model: 
 @pytest.mark.parametrize(
     ("change", "flags", "said"),
     [
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, [], "not a hybrid"),
+        (
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "num_attention_heads": 20,
+            },
+            [],
+            "LlamaForCausalLM is not a hybrid Mamba model",
+        ),
         ({}, ["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
     ],
 )
