@@ -74,12 +74,14 @@ def soak(minutes: float) -> dict[str, Any]:
         "version": __version__,
         "minutes": minutes,
         "rounds": rounds,
+        "rounds after warm-up": rounds - 1 - _WARM_UP,
         "steps": steps,
         "tokens": tokens,
         "preemptions": preempted,
         "peak states": peak,
         "MiB after warm-up": round(memory[_WARM_UP]),
         "MiB at the end": round(memory[-1]),
+        "MiB by round": [round(each) for each in memory],
         **{name: last[name] for name in (*kept, "watermarks_after")},
     }
 
