@@ -1,0 +1,55 @@
+"""The published proof is of this version, complete, and the page says what its data says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proof import report
+
+from vllm_mamba_retire import __version__
+from vllm_mamba_retire.matrix import Matrix, Status
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def data() -> Any:
+    return json.loads((DOCS / "data" / "proof.json").read_text())
+
+
+def test_the_proof_is_of_this_version(data: Any) -> None:
+    assert data["version"] == __version__, "run `nox -s proof` for this version"
+
+
+def test_the_page_is_written_from_the_data(data: Any) -> None:
+    assert (DOCS / "proof.md").read_text() == report.render(data)
+
+
+def test_every_live_release_was_compared_and_nothing_differed(data: Any, matrix: Matrix) -> None:
+    live = {row.version for row in matrix.rows if row.status is Status.LIVE}
+    assert {release["release"] for release in data["differential"]} == live
+    for release in data["differential"]:
+        for done in release["comparisons"]:
+            assert done["different"] == []
+            assert done["counters"]["states_stock_would_keep"] > 0
+
+
+def test_every_surviving_mutant_is_explained(data: Any) -> None:
+    for part in ("mutants", "disk-mutants"):
+        fates = data[part]["mutants"] if data[part] else []
+        assert all(fate["killed_by"] or fate["excuse"] for fate in fates)
+
+
+def test_vllms_own_tests_found_no_fault(data: Any) -> None:
+    assert data["upstream"]
+    assert all(done["faults"] == [] for done in data["upstream"])
+
+
+def test_runs_of_different_versions_are_not_mixed(tmp_path: Path) -> None:
+    for number, version in enumerate(("1.0", "2.0")):
+        (tmp_path / f"upstream-0.{number}.json").write_text(json.dumps({"version": version}))
+    with pytest.raises(SystemExit, match=r"1\.0.*2\.0"):
+        report.collect(tmp_path)
