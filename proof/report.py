@@ -161,12 +161,12 @@ def _upstream(releases: list[Data]) -> Iterator[str]:
     yield (
         "## vLLM's own tests\n\n"
         "The release's tests of its KV-cache manager, out of its source archive, stock and "
-        "patched: the same tests must pass. And 0.30.0's seven tests for the fix, on the older "
-        "release. What does not pass on stock either (it wants upstream's conftest or a model) is "
-        "counted in the second number. Upstream's GPU step table "
+        "patched: the same tests must pass.\nAnd 0.30.0's seven tests for the fix, on the older "
+        "release. Tests that do not pass on stock either (run\nwithout upstream's conftest and "
+        "models) are only in the second number. Upstream's GPU step table\n"
         "(`tests/v1/e2e/general/test_mamba_prefix_cache.py`) must differ in one step on a patched "
-        "release, block 4 in the last step of async `prompt_10_block_size`: the line that upstream "
-        "changed (`nox -s steps`).\n"
+        "release,\nblock 4 in the last step of async `prompt_10_block_size`: the line that "
+        "upstream changed\n(`nox -s steps`).\n"
     )
     if not releases:
         yield "Not run.\n"
