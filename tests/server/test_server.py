@@ -79,12 +79,12 @@ def test_the_output_depends_on_what_earlier_chunks_computed(
     assert patched.complete(other) != seen["patched"].tokens
 
 
-def test_a_prefix_hit_answers_as_the_cold_prompt_did(
-    seen: dict[str, Seen], patched: Server
-) -> None:
-    assert patched.complete(LONG) == seen["patched"].tokens
+def test_the_same_prompt_again_is_a_prefix_hit(seen: dict[str, Seen], patched: Server) -> None:
+    """Its answer is compared in the engine lane. Not here: behind a server on a CPU, stock vLLM and
+    0.30.0 alike, with scheduling ahead or without, answer a hit differently from a cold prompt."""
+    patched.complete(LONG)
     hits = patched.metric("prefix_cache_hits_total")
-    assert patched.complete(LONG) == seen["patched"].tokens
+    patched.complete(LONG)
     assert patched.metric("prefix_cache_hits_total") > hits
 
 
@@ -143,13 +143,15 @@ def test_an_engine_core_told_to_do_nothing_is_reported_but_no_finding(
 
 
 def test_clients_that_vanish_in_the_middle_of_a_prefill_leave_nothing_behind(
-    seen: dict[str, Seen], stock: Server, patched: Server
+    stock: Server, patched: Server
 ) -> None:
+    answers = []
     for server in (stock, patched):
         for seed in (11, 12):
             server.hang_up(prompt(seed), server.computing)
             eventually(server.idle, "the blocks of the client that vanished are free")
-        assert server.complete(LONG) == seen["stock"].tokens
+        answers.append(server.complete(prompt(14)))
+    assert answers[0] == answers[1]
 
 
 def test_a_stream_left_half_read_leaves_nothing_behind(patched: Server) -> None:
