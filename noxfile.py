@@ -45,12 +45,6 @@ nox.options.sessions = [
     "lint",
     *(f"unit({version})" for version in PYTHONS),
     *(f"release({row.version})" for row in table.default_releases()),
-    f"patchset({LIVE[-1]})",
-    "detection",
-    "differential(0.29.0)",
-    "engine(0.29.0)",
-    "deploy",
-    "demo",
 ]
 
 # Last, after nox's own summary: totals, and what was skipped and why.
@@ -87,8 +81,8 @@ def unit(session: nox.Session, version: str) -> None:
 @nox.session(venv_backend="none", tags=["releases"])
 @nox.parametrize("version", typed(row.version for row in table.releases()))
 def release(session: nox.Session, version: str) -> None:
-    """One release's real manager and scheduler, from its published wheel, on a CPU."""
-    folders = ["tests/release", "tests/scheduler"]
+    """One release's real manager, from its published wheel, on a CPU."""
+    folders = ["tests/release"]
     if version in table.edges():
         folders.append("tests/process")  # a fresh interpreter per test takes its time
     with provisioning(session):
@@ -102,7 +96,22 @@ def release(session: nox.Session, version: str) -> None:
         )
 
 
-@nox.session(venv_backend="none")
+@nox.session(venv_backend="none", default=False)
+@nox.parametrize("version", typed(row.version for row in table.releases()))
+def scheduler(session: nox.Session, version: str) -> None:
+    """Replays through one release's own scheduler; a child process per side takes its time."""
+    with provisioning(session):
+        pytest(
+            session,
+            provision.shared_environment(),
+            ["tests/scheduler"],
+            [provision.own_package(), provision.release(version)],
+            release=version,
+            trees=provision.RELEASES,
+        )
+
+
+@nox.session(venv_backend="none", default=False)
 @nox.parametrize("version", typed(CPU_BUILDS))
 def engine(session: nox.Session, version: str) -> None:
     """A real engine with a tiny hybrid model, on a CPU."""
