@@ -10,6 +10,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,8 @@ ORDER = (
     *("version", "status", "hook", "cleanup", "arguments", "requires_python", "torch", "imports"),
     *("manager_sha256", "fingerprints", "wheels", "evidence"),
 )
+# Up to the next line that is neither empty nor indented.
+_RELEASES = re.compile(r"^(releases:\n(?:\n*[ ].*\n)+)", re.MULTILINE)
 _OLDEST = Version("0.14.1")  # the last release without align mode
 
 
@@ -62,24 +65,25 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 class Table:
-    """The file, with its comments, quotes and order kept."""
+    """The file, with its comments, quotes and order kept.
+
+    Only the list of releases is parsed to be written again; what stands before and behind it is
+    kept byte for byte.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.yaml = YAML()
         self.yaml.preserve_quotes = True
         self.yaml.width = 1000
-        self.yaml.representer.add_representer(type(None), _null)
         self.yaml.indent(mapping=2, sequence=4, offset=2)
-        self.data = self.yaml.load(path.read_text())
+        self.before, releases, self.behind = _RELEASES.split(path.read_text())
+        self.data = self.yaml.load(releases)
+        self.methods = tuple(YAML(typ="safe").load(self.before)["methods"])
 
     @property
     def rows(self) -> list[Any]:
         return list(self.data["releases"])
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        return tuple(self.data["methods"])
 
     def row(self, version: str) -> Any:
         return next(row for row in self.rows if row["version"] == version)
@@ -97,7 +101,9 @@ class Table:
 
     def save(self) -> None:
         with self.path.open("w") as stream:
+            stream.write(self.before)
             self.yaml.dump(self.data, stream)
+            stream.write(self.behind)
 
 
 def compare(table: Table, versions: list[str], write: bool, run: bool) -> int:
@@ -205,10 +211,6 @@ def differ(row: Facts, found: Facts) -> Iterator[str]:
 
 def _results(entries: Iterable[Facts]) -> Any:
     return {entry["run"]: entry["result"] for entry in entries}
-
-
-def _null(representer: Any, _value: None) -> Any:
-    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def plain(node: Any) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
+import re
 import tokenize
 from collections.abc import Iterable, Iterator
 
@@ -36,7 +37,8 @@ def fingerprints(source: str, names: Iterable[str]) -> dict[str, str]:
         SyntaxError: the source does not parse.
     """
     found = {f"{c.name}.{m.name}": m for c in _classes(source) for m in _methods(c)}
-    lines = source.splitlines(keepends=True)
+    # Python reads every line end as \n, inside of strings too.
+    lines = [f"{line}\n" for line in re.split(r"\r\n?|\n", source)]
     return {name: _hash(lines, found[name]) for name in names if name in found}
 
 
@@ -62,7 +64,8 @@ def _hash(lines: list[str], method: ast.FunctionDef) -> str:
     indent = len(text) - len(text.lstrip(" "))
     body = "".join(line[indent:] if line.strip() else line for line in text.splitlines(True))
     docstring = _docstring_lines(method, first)
-    words = [word for row, word in _words(body) if row not in docstring]
+    # The indent that stands before a docstring is that of the whole body.
+    words = [word for row, word in _words(body) if row not in docstring or word == "INDENT"]
     return hashlib.sha256("\x00".join(words).encode()).hexdigest()[:_LENGTH]
 
 
