@@ -100,10 +100,12 @@ class Table:
             row[field] = styled(field, value)
 
     def save(self) -> None:
-        with self.path.open("w") as stream:
+        draft = self.path.with_suffix(".draft")  # nobody reads half a table
+        with draft.open("w") as stream:
             stream.write(self.before)
             self.yaml.dump(self.data, stream)
             stream.write(self.behind)
+        draft.replace(self.path)
 
 
 def compare(table: Table, versions: list[str], write: bool, run: bool) -> int:

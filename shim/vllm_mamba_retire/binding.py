@@ -147,6 +147,9 @@ def overriding_subclasses(manager_class: type) -> Iterator[str]:
 
 def describe(function: object) -> str:
     """Whose method this is, as ``module.qualname``."""
+    if type(function) is FunctionType and "__wrapped__" in vars(function):
+        # functools.wraps gave it the name of what it wraps; its code knows better.
+        return f"{function.__globals__.get('__name__')}.{function.__code__.co_name}"
     module = getattr(function, "__module__", None) or type(function).__module__
     return f"{module}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 

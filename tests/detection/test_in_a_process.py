@@ -112,7 +112,7 @@ def test_drift_is_patched_only_on_request(site: MakeSite, decided, allowed: bool
     tree.edit_manager((_LINE, _LINE.replace("request_id", "str(request_id)")))
     wish = {"MAMBA_RETIRE_ALLOW_DRIFT": "1"} if allowed else {}
     proof = "assert installed() and probe.probe(module).retires_across_gap"
-    code, verdict, out = decided(tree, _IMPORT, _ACTIVATE, proof, **wish)
+    code, verdict, out = decided(tree, _DISARM, _IMPORT, _ACTIVATE, proof, **wish)
     if allowed:
         assert code == 0, out
         assert verdict.startswith("patched: ")
@@ -125,7 +125,7 @@ def test_drift_is_patched_only_on_request(site: MakeSite, decided, allowed: bool
 def test_a_wrapper_before_us_on_a_live_release_is_a_conflict(site: MakeSite, decided) -> None:
     code, _, out = decided(site(LIVE), _DISARM, _IMPORT, _WRAPPER, _ACTIVATE)
     assert code == 1
-    assert "_remove_blocks_in_range (__main__." in out
+    assert "_remove_blocks_in_range (__main__.somebodys) was replaced" in out
 
 
 def test_a_wrapper_after_us_that_calls_on_does_no_harm(site: MakeSite, decided) -> None:
