@@ -120,7 +120,7 @@ class _Replay:
         requests = self.scheduler.requests
         return {
             name: 0
-            if requests[name].is_prefill_chunk
+            if _is_prefill_chunk(requests[name])
             else 1 + min(self.scenario.accepted, len(drafted.get(name, ())))
             for name in output.num_scheduled_tokens
         }
@@ -218,6 +218,12 @@ class _Replay:
                 self.furthest[name] = end
                 self.fruitless = 0
         return prefilling, redone, hit
+
+
+def _is_prefill_chunk(request: Any) -> bool:
+    """Whether prompt tokens remain after the step that was just scheduled."""
+    unfinished: bool = request.num_computed_tokens < request.num_tokens  # < 0.16 does not say
+    return bool(getattr(request, "is_prefill_chunk", unfinished))
 
 
 def _build_scheduler(scenario: Scenario) -> tuple[Any, Any]:
