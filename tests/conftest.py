@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,15 @@ import pytest
 from vllm_mamba_retire.matrix import Matrix, Status, load_matrix
 
 Child = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C also in a run that was started in the background.
+
+    A shell starts such a run with SIGINT ignored, and every child would inherit that; tests of an
+    interrupted command need the signal to arrive.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
