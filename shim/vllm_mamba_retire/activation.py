@@ -29,6 +29,7 @@ ALLOW_DRIFT_VARIABLE = "MAMBA_RETIRE_ALLOW_DRIFT"
 _logger = logging.getLogger("vllm.mamba_retire")
 _lock = threading.RLock()
 _current: Record | None = None
+_said: Verdict | None = None
 
 
 class RequireFailed(SystemExit):
@@ -95,11 +96,11 @@ def deactivate() -> bool:
     Raises:
         binding.BindingError: somebody else has replaced our methods since; nothing is changed.
     """
-    global _current
+    global _current, _said
     with _lock:
         manager_class = _manager_class(sys.modules.get(MANAGER_MODULE))
         removed = manager_class is not None and binding.uninstall(manager_class)
-        _current = None
+        _current = _said = None
         ledger.withdraw()
     return removed
 
@@ -182,10 +183,13 @@ def _counters(manager_class: type | None) -> Counters | None:
 
 def _settle(record: Record) -> Verdict:
     """Keep the record, log it if it is news, and stop the process if that was asked for."""
-    global _current
-    if _current is None or _current.verdict != record.verdict:
-        level = logging.WARNING if record.verdict.in_doubt else logging.INFO
+    global _current, _said
+    level = logging.WARNING if record.verdict.in_doubt else logging.INFO
+    # From 0.31 on the manager can be imported before vLLM sets up its logging; then the line waits
+    # for the next call, which vLLM's plugin loader makes after that.
+    if _said != record.verdict and _logger.isEnabledFor(level):
         _logger.log(level, record.line())
+        _said = record.verdict
     _current = record
     ledger.keep(record)
     if record.verdict.in_doubt and os.environ.get(MODE_VARIABLE) == Mode.REQUIRE.value:

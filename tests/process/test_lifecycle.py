@@ -85,6 +85,8 @@ def test_stock_without_the_package_shows_the_defect(child: Child) -> None:
 def test_other_releases_keep_their_objects(child: Child, status: Status) -> None:
     done = child(
         f"""
+import logging, sys
+logging.basicConfig(level="INFO", stream=sys.stdout)  # from 0.31 on only serving sets it up
 import {MANAGER} as module
 names = [n for c in module.MambaManager.__mro__ for n in vars(c)]
 before = {{n: getattr(module.MambaManager, n) for n in names}}

@@ -32,7 +32,9 @@ def lines() -> Iterator[list[str]]:
 
     logger, handler = logging.getLogger("vllm.mamba_retire"), Keep()
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)  # a serving vLLM has set its logging up
     yield kept
+    logger.setLevel(logging.NOTSET)
     logger.removeHandler(handler)
 
 
@@ -55,6 +57,22 @@ def test_one_line_names_verdict_version_and_file(
     (line,) = lines
     for expected in (verdict.reason.value, f"vLLM {release}", str(module.__file__)):
         assert expected in line
+
+
+def test_line_waits_until_logging_is_set_up(
+    lines: list[str], status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAMBA_RETIRE", "auto")
+    logger = logging.getLogger("vllm.mamba_retire")
+    logger.setLevel(logging.WARNING)
+    activation.activate()
+    assert lines == []
+    logger.setLevel(logging.INFO)
+    activation.activate()
+    activation.activate()
+    activation.deactivate()
+    assert len(lines) == 1
+    assert REASONS[status].value in lines[0]
 
 
 @pytest.mark.about(Status.LIVE)
