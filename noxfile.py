@@ -45,6 +45,7 @@ nox.options.sessions = [
     "lint",
     *(f"unit({version})" for version in PYTHONS),
     *(f"release({row.version})" for row in table.default_releases()),
+    "demo",
 ]
 
 # Last, after nox's own summary: totals, and what was skipped and why.
