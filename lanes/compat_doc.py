@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vllm_mamba_retire.matrix import Matrix, Row, Status, load_matrix
 
@@ -43,34 +43,51 @@ def _lines(matrix: Matrix) -> Iterator[str]:
     yield from _products(matrix)
 
 
-def _statuses(matrix: Matrix) -> Iterator[str]:
-    yield "| status | releases | what it means |"
-    yield "|---|---|---|"
-    for status, meaning in _MEANING.items():
-        rows = [row.version for row in matrix.rows if row.status is status]
-        span = rows[0] if len(rows) == 1 else f"{rows[0]} - {rows[-1]} ({len(rows)})"
-        yield f"| {status.value} | {span} | {meaning} |"
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
     yield ""
+
+
+def _statuses(matrix: Matrix) -> Iterator[str]:
+    rows = []
+    for status, meaning in _MEANING.items():
+        of_it = [row.version for row in matrix.releases if row.status is status]
+        span = of_it[0] if len(of_it) == 1 else f"{of_it[0]} - {of_it[-1]} ({len(of_it)})"
+        rows.append((status.value, span, meaning))
+    yield from _table(("status", "releases", "what it means"), rows)
 
 
 def _releases(matrix: Matrix) -> Iterator[str]:
     yield "## Releases"
     yield ""
-    yield "| vLLM | status | blocks are freed | clean-up | arguments | Python | torch | wheels |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for row in matrix.rows:
-        cells = (
-            row.version,
-            row.status.value,
-            row.hook.value if row.hook else "-",
-            f"`{row.cleanup}`" if row.cleanup else "-",
-            ", ".join(f"`{name}`" for name in row.arguments) or "-",
-            f"`{row.requires_python}`",
-            f"`{row.torch}`",
-            _builds(row),
-        )
-        yield f"| {' | '.join(cells)} |"
-    yield ""
+    yield from _table(
+        (
+            "vLLM",
+            "status",
+            "blocks are freed",
+            "clean-up",
+            "arguments",
+            "Python",
+            "torch",
+            "wheels",
+        ),
+        (
+            (
+                row.version,
+                row.status.value,
+                row.hook.value if row.hook else "-",
+                f"`{row.cleanup}`" if row.cleanup else "-",
+                ", ".join(f"`{name}`" for name in row.arguments) or "-",
+                f"`{row.requires_python}`",
+                f"`{row.torch}`",
+                _builds(row),
+            )
+            for row in matrix.releases
+        ),
+    )
     yield (
         "Blocks are freed *inline* in the base's `remove_skipped_blocks`, in an *inherited* "
         "`_remove_blocks_in_range`, or in `MambaManager`'s *own*. Every published wheel was "
@@ -90,47 +107,59 @@ def _evidence(matrix: Matrix) -> Iterator[str]:
     yield ""
     yield "Peaks are live states of one request in one Mamba group, one figure per lag."
     yield ""
-    yield "| vLLM | check | result | date | package |"
-    yield "|---|---|---|---|---|"
-    for row in matrix.rows:
-        for each in row.evidence:
-            yield f"| {row.version} | {each.run} | {each.result} | {each.date} | {each.package} |"
-    yield ""
+    yield from _table(
+        ("vLLM", "check", "result", "date", "package"),
+        (
+            (row.version, each.run, each.result, str(each.date), each.package)
+            for row in matrix.releases
+            for each in row.evidence
+        ),
+    )
 
 
 def _series(matrix: Matrix) -> Iterator[str]:
     yield "## Patch series"
     yield ""
-    yield "| vLLM | series | file | sha256 before | sha256 after |"
-    yield "|---|---|---|---|---|"
-    for file in matrix.patches:
-        before = f"`{file.sha256_before[:12]}`" if file.sha256_before else "(new)"
-        after = f"`{file.sha256_after[:12]}`"
-        yield f"| {file.release} | {file.series} | `{file.file}` | {before} | {after} |"
-    yield ""
+    yield from _table(
+        ("vLLM", "series", "file", "sha256 before", "sha256 after"),
+        (
+            (
+                file.release,
+                file.series,
+                f"`{file.file}`",
+                f"`{file.sha256_before[:12]}`" if file.sha256_before else "(new)",
+                f"`{file.sha256_after[:12]}`",
+            )
+            for file in matrix.patches
+        ),
+    )
 
 
 def _images(matrix: Matrix) -> Iterator[str]:
     yield "## Container images"
     yield ""
-    yield "| vLLM | image | accelerator | architecture | tested |"
-    yield "|---|---|---|---|---|"
-    for image in matrix.images:
-        tested = "; ".join(f"{each.run}: {each.result}" for each in image.evidence) or "untested"
-        name = f"`{image.repository}:{image.tag}`"
-        cells = (image.release, name, image.accelerator, image.architecture, tested)
-        yield f"| {' | '.join(cells)} |"
-    yield ""
+    yield from _table(
+        ("vLLM", "image", "accelerator", "architecture", "tested"),
+        (
+            (
+                image.release,
+                f"`{image.repository}:{image.tag}`",
+                image.accelerator,
+                image.architecture,
+                "; ".join(f"{each.run}: {each.result}" for each in image.evidence) or "untested",
+            )
+            for image in matrix.images
+        ),
+    )
 
 
 def _products(matrix: Matrix) -> Iterator[str]:
     yield "## Other products that touch the class"
     yield ""
-    yield "| distribution | what it does |"
-    yield "|---|---|"
-    for product in matrix.products:
-        yield f"| {product.distribution} | {product.does} |"
-    yield ""
+    yield from _table(
+        ("distribution", "what it does"),
+        ((product.distribution, product.does) for product in matrix.products),
+    )
 
 
 if __name__ == "__main__":

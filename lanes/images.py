@@ -91,7 +91,7 @@ def failed(outcomes: Sequence[Outcome], arguments: Sequence[str]) -> bool:
 def default_image() -> Image:
     """The newest leaking release's, as it is published for most people."""
     matrix = load_matrix()
-    live = {row.version for row in matrix.rows if row.status is Status.LIVE}
+    live = {row.version for row in matrix.releases if row.status is Status.LIVE}
     newest = [image for image in matrix.images if image.release == max(live)]
     return newest[0]
 

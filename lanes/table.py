@@ -33,8 +33,9 @@ def default_releases() -> list[Release]:
 
 def edges() -> set[str]:
     """Where a status begins or ends: oldest and newest live release, first and newest native."""
+    rows = releases()
     by_status = {
-        status: [row.version for row in releases() if row.status == status]
+        status: [row.version for row in rows if row.status == status]
         for status in ("live", "native")
     }
     return {versions[end] for versions in by_status.values() for end in (0, -1)}

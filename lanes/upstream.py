@@ -61,7 +61,7 @@ def look(forgotten: str | None, *, run: bool) -> list[News]:
     from .derive import code_status, facts
 
     table, known = lane.Table(lane.TABLE), load_matrix(ROOT / "compat_matrix.yaml")
-    rows = [row for row in known.rows if row.version != forgotten]
+    rows = [row for row in known.releases if row.version != forgotten]
     news = []
     for version in [*lane.unlisted(table), *([forgotten] if forgotten else [])]:
         found = facts(version, table.methods)

@@ -10,6 +10,7 @@ import os
 import sys
 
 from ._version import __version__
+from .names import MANAGER_MODULE, MODE_VARIABLE
 
 TYPE_CHECKING = False  # as in typing, which alone would take most of the time of this import
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from .verdict import Verdict
 
 __all__ = ["__version__", "activate", "arm", "current", "deactivate"]
-
-MODE_VARIABLE = "MAMBA_RETIRE"
-_MANAGER_MODULE = "vllm.v1.core.single_type_kv_cache_manager"
 
 
 def arm() -> None:
@@ -36,7 +34,7 @@ def arm() -> None:
         from .activation import require_target
 
         require_target()
-    if _MANAGER_MODULE in sys.modules:
+    if MANAGER_MODULE in sys.modules:
         activate()
     elif "vllm" in sys.modules:
         _hook_manager_import()
@@ -63,7 +61,7 @@ def activate() -> Verdict | None:
     Raises:
         activation.RequireFailed: ``MAMBA_RETIRE=require`` and vLLM may leak here.
     """
-    if _MANAGER_MODULE not in sys.modules:
+    if MANAGER_MODULE not in sys.modules:
         return None
     from . import activation
 
@@ -109,7 +107,7 @@ def _hook_manager_import() -> None:
     try:
         import wrapt
 
-        wrapt.register_post_import_hook(lambda _module: activate(), _MANAGER_MODULE)
+        wrapt.register_post_import_hook(lambda _module: activate(), MANAGER_MODULE)
     except Exception as error:  # a broken wrapt must not break the import of vLLM
         from .activation import give_up
 

@@ -16,14 +16,12 @@ from types import ModuleType
 from . import binding, ledger
 from .inspection import sight
 from .matrix import Matrix, Row, Status, load_matrix
+from .names import ALLOW_DRIFT_VARIABLE, MANAGER_MODULE, MODE_VARIABLE
 from .probe import probe
 from .record import Record
 from .retirement import Counters
-from .target import MANAGER_MODULE, Target, find_target
+from .target import Target, find_target
 from .verdict import Evidence, Mode, Outcome, Reason, Verdict, decide
-
-MODE_VARIABLE = "MAMBA_RETIRE"
-ALLOW_DRIFT_VARIABLE = "MAMBA_RETIRE_ALLOW_DRIFT"
 
 # Below "vllm", so that vLLM's own handler and format apply.
 _logger = logging.getLogger("vllm.mamba_retire")

@@ -191,11 +191,6 @@ class Matrix:
     def __post_init__(self) -> None:
         self._by_release.update((_release(row.version), row) for row in self.releases)
 
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """One row per release, oldest first."""
-        return self.releases
-
     def row_for(self, version: str | None) -> Row | None:
         """The row of a version's release segment: ``0.29.0+cu129`` is looked up as 0.29.0."""
         release = _release(version)
@@ -203,7 +198,7 @@ class Matrix:
 
     def row_like(self, fingerprints: Mapping[str, str], version: str | None) -> Row | None:
         """A row with exactly these fingerprints, the version's own row first."""
-        alike = [row for row in self.rows if row.fingerprints == fingerprints]
+        alike = [row for row in self.releases if row.fingerprints == fingerprints]
         own = self.row_for(version)
         return own if own in alike else next(iter(alike), None)
 

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import MODE_VARIABLE, ledger
+from . import ledger
 from .inspection import sight
 from .ledger import Entry
 from .matrix import load_matrix
+from .names import MODE_VARIABLE
 from .target import MANAGER_FILE, Target, read_target
 from .verdict import Mode, Reason, decide
 

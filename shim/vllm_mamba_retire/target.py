@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MANAGER_MODULE = "vllm.v1.core.single_type_kv_cache_manager"
 MANAGER_FILE = Path("v1/core/single_type_kv_cache_manager.py")
 # Where vLLM's cache settings are, or were before 0.10 and before 0.9.
 _CACHE_SETTINGS = ("config/cache.py", "config/cache.pyc", "config/__init__.py", "config.py")

@@ -152,7 +152,8 @@ def main() -> None:
 def _answer() -> Side:
     from .inspection import sight
     from .matrix import load_matrix
-    from .target import MANAGER_MODULE, find_target
+    from .names import MANAGER_MODULE
+    from .target import find_target
 
     target = find_target()
     side = Side(
@@ -171,8 +172,8 @@ def _answer() -> Side:
 
 def _ask(side: Side) -> Side:
     from . import activate
+    from .names import MANAGER_MODULE
     from .probe import probe
-    from .target import MANAGER_MODULE
 
     if os.environ["MAMBA_RETIRE"] != "off" and (verdict := activate()) is not None:
         side = replace(side, verdict=verdict)

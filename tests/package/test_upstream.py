@@ -18,12 +18,12 @@ def table() -> Matrix:
 
 @pytest.fixture(scope="module")
 def newest(table: Matrix) -> Row:
-    assert table.rows[-1].status is Status.NATIVE
-    return table.rows[-1]
+    assert table.releases[-1].status is Status.NATIVE
+    return table.releases[-1]
 
 
 def test_release_with_known_methods_is_unchanged(table: Matrix, newest: Row) -> None:
-    news = judge("99.0.0", newest.fingerprints, True, table, table.rows)
+    news = judge("99.0.0", newest.fingerprints, True, table, table.releases)
     assert news.outcome is Outcome.UNCHANGED
     assert newest.version in news.says
 
@@ -32,18 +32,18 @@ def test_release_with_another_method_is_changed_and_the_method_named(
     table: Matrix, newest: Row
 ) -> None:
     changed = {**newest.fingerprints, METHOD: "0" * 16}
-    news = judge("99.0.0", changed, True, table, table.rows)
+    news = judge("99.0.0", changed, True, table, table.releases)
     assert (news.outcome, news.says) == (Outcome.CHANGED, f"since {newest.version}: {METHOD}")
 
 
 def test_new_release_with_the_methods_of_a_live_one_has_lost_the_fix(table: Matrix) -> None:
-    live = [row for row in table.rows if row.status is Status.LIVE][-1]
-    news = judge("99.0.0", live.fingerprints, False, table, table.rows)
+    live = [row for row in table.releases if row.status is Status.LIVE][-1]
+    news = judge("99.0.0", live.fingerprints, False, table, table.releases)
     assert news.outcome is Outcome.FIX_MISSING
 
 
 def test_late_release_of_a_live_line_is_no_loss(table: Matrix) -> None:
-    live = [row for row in table.rows if row.status is Status.LIVE][-1]
-    news = judge("0.29.1", live.fingerprints, False, table, table.rows)
+    live = [row for row in table.releases if row.status is Status.LIVE][-1]
+    news = judge("0.29.1", live.fingerprints, False, table, table.releases)
     assert news.outcome is Outcome.UNCHANGED
     assert "live" in news.says

@@ -43,7 +43,7 @@ def refused(tmp_path: Path):
 def test_the_smallest_table_is_read(tmp_path: Path) -> None:
     path = tmp_path / "table.yaml"
     path.write_text(_TABLE)
-    (row,) = load_matrix(path).rows
+    (row,) = load_matrix(path).releases
     assert (row.version, row.status, row.hook) == ("0.29.0", Status.LIVE, None)
 
 
@@ -113,7 +113,7 @@ def test_another_release_has_no_row(matrix: Matrix, version: str | None) -> None
 
 
 def test_every_row_tells_what_the_runtime_and_the_lanes_need(matrix: Matrix) -> None:
-    for row in matrix.rows:
+    for row in matrix.releases:
         assert row.wheels, row.version
         assert row.torch.startswith("=="), row.version
         assert row.requires_python, row.version
@@ -123,15 +123,15 @@ def test_every_row_tells_what_the_runtime_and_the_lanes_need(matrix: Matrix) -> 
 
 def test_statuses_follow_each_other_in_the_order_of_history(matrix: Matrix) -> None:
     order = [Status.ABSENT, Status.LATENT, Status.LIVE, Status.NATIVE]
-    seen = [order.index(row.status) for row in matrix.rows]
+    seen = [order.index(row.status) for row in matrix.releases]
     assert seen == sorted(seen)
-    first = next(row for row in matrix.rows if row.status is Status.NATIVE)
+    first = next(row for row in matrix.releases if row.status is Status.NATIVE)
     assert first.version == matrix.fix.first_release
 
 
 def test_no_two_statuses_share_the_same_methods(matrix: Matrix) -> None:
     by_print: dict[tuple[tuple[str, str], ...], Status] = {}
-    for row in matrix.rows:
+    for row in matrix.releases:
         key = tuple(sorted(row.fingerprints.items()))
         assert by_print.setdefault(key, row.status) is row.status, row.version
 
@@ -162,5 +162,5 @@ def test_the_page_on_compatibility_is_that_of_the_table(matrix: Matrix) -> None:
 
 def test_the_table_that_is_read_is_the_one_of_this_checkout(matrix: Matrix) -> None:
     data = yaml.load((ROOT / "compat_matrix.yaml").read_text(), yaml.BaseLoader)
-    assert [row.version for row in matrix.rows] == [row["version"] for row in data["releases"]]
+    assert [row.version for row in matrix.releases] == [row["version"] for row in data["releases"]]
     assert json.dumps(data["methods"]) == json.dumps(list(matrix.methods))

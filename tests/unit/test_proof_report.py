@@ -29,7 +29,7 @@ def test_the_page_is_written_from_the_data(data: Any) -> None:
 
 
 def test_every_live_release_was_compared_and_nothing_differed(data: Any, matrix: Matrix) -> None:
-    live = {row.version for row in matrix.rows if row.status is Status.LIVE}
+    live = {row.version for row in matrix.releases if row.status is Status.LIVE}
     assert {release["release"] for release in data["differential"]} == live
     for release in data["differential"]:
         for done in release["comparisons"]:

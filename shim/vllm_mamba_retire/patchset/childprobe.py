@@ -12,7 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_mamba_retire.target import MANAGER_FILE, MANAGER_MODULE
+from vllm_mamba_retire.names import MANAGER_MODULE
+from vllm_mamba_retire.target import MANAGER_FILE
 
 _TIMEOUT = 300  # seconds; the import of vLLM and torch takes a few
 _SCRIPT = f"""

@@ -37,10 +37,7 @@ def draw(pair: Pair, path: Path) -> None:
     states.set_title(f"{pair.scenario.id}, vLLM {pair.stock.vllm}")
     pool.set_ylabel("blocks in use\n(vertical: roll-back)")
     pool.set_xlabel("step")
-    for axes in (states, pool):
-        axes.set_ylim(bottom=0)
-        axes.legend(loc="upper left")
-    _save(figure, path)
+    _finish(figure, path)
 
 
 def _subplots() -> tuple[Any, Any]:
@@ -59,7 +56,10 @@ def _plot(axes: Any, side: str, run: Run, value: Callable[[Step], int]) -> None:
     axes.plot(numbers, [value(step) for step in run.steps], label=side, **_LOOK[side])
 
 
-def _save(figure: Any, path: Path) -> None:
+def _finish(figure: Any, path: Path) -> None:
+    for axes in figure.axes:
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="upper left")
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
@@ -85,7 +85,4 @@ def draw_growth(deployment: Deployment, path: Path) -> None:
     states.set_title(f"block {deployment.block}, budget {deployment.budget}, lag {deployment.lag}")
     blocks.set_ylabel("blocks needed")
     blocks.set_xlabel("prompt (tokens)")
-    for axes in (states, blocks):
-        axes.set_ylim(bottom=0)
-        axes.legend(loc="upper left")
-    _save(figure, path)
+    _finish(figure, path)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 PATCHES = ROOT / "patches"
 MATRIX = load_matrix(ROOT / "compat_matrix.yaml")
 SERIES = shipped_series(MATRIX, PATCHES)
-LIVE = [row for row in MATRIX.rows if row.status is Status.LIVE]
+LIVE = [row for row in MATRIX.releases if row.status is Status.LIVE]
 
 every_series = pytest.mark.parametrize("series", SERIES, ids=lambda series: series.name)
 
