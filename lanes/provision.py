@@ -25,7 +25,9 @@ from pathlib import Path
 from filelock import FileLock
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
+from . import table
+
+ROOT = table.ROOT
 CACHE = Path(os.environ.get("MAMBA_RETIRE_CACHE", ROOT / ".cache")).absolute()
 RELEASES = CACHE / "releases"
 CPU_BUILDS = CACHE / "cpu"
@@ -38,8 +40,6 @@ NATIVE = "0.30.0"  # the first release that carries the fix itself
 PREFERRED_PYTHON = "3.11"
 # Beside a CPU torch these fail to load, and transformers imports them when it finds them.
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchcodec"}
-# Imported by the manager's module up to 0.19 (both) and 0.22 (gguf); their requirements are not.
-BARE = ("gguf", "diskcache")
 TEST_TOOLS = ("pytest", "hypothesis", "jsonschema", "prometheus-client")
 
 
@@ -59,7 +59,7 @@ def shared_environment() -> Path:
         python,
         [TORCH],  # first and alone: no other package may choose its build
         [TORCH, *wanted, *own, *TEST_TOOLS],
-        ["--no-deps", *BARE],
+        ["--no-deps", *table.extra_imports()],  # imported as they are, without what they ask for
     )
 
 

@@ -12,30 +12,39 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Release:
-    """One published vLLM release and what it does with old states in align mode."""
+    """One published vLLM release and what it does with old states in align mode.
+
+    Attributes:
+        version: release segment.
+        status: what it does with old states.
+        imports: distributions that its manager's module wants beside the shared ones.
+    """
 
     version: str
     status: str
+    imports: tuple[str, ...]
 
 
 def releases() -> list[Release]:
     """Every release in the table, in its order."""
     data = yaml.safe_load((ROOT / "compat_matrix.yaml").read_text())
-    return [Release(row["version"], row["status"]) for row in data["releases"]]
+    return [
+        Release(row["version"], row["status"], tuple(row.get("imports", ())))
+        for row in data["releases"]
+    ]
 
 
-def default_releases() -> list[Release]:
-    """Those that a plain run tests: all that leak, all that carry the fix, the last one before."""
+def edges() -> list[str]:
+    """What a plain run tests: oldest and newest live release, first and newest with the fix."""
     rows = releases()
-    newest_latent = [row for row in rows if row.status == "latent"][-1:]
-    return newest_latent + [row for row in rows if row.status in ("live", "native")]
-
-
-def edges() -> set[str]:
-    """Where a status begins or ends: oldest and newest live release, first and newest native."""
-    rows = releases()
-    by_status = {
-        status: [row.version for row in rows if row.status == status]
+    return [
+        versions[end]
         for status in ("live", "native")
-    }
-    return {versions[end] for versions in by_status.values() for end in (0, -1)}
+        for versions in [[row.version for row in rows if row.status == status]]
+        for end in (0, -1)
+    ]
+
+
+def extra_imports() -> list[str]:
+    """What some release's manager module imports and the shared environment would lack."""
+    return sorted({name for row in releases() for name in row.imports})
