@@ -310,15 +310,13 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
-    """What one retirement costs: stock, patched, native. Asserts nothing."""
+    """What one retirement costs (stock, patched, native), and how fast a replay is."""
     with provisioning(session):
+        own, interpreter = provision.own_package(), provision.shared_environment()
         stock, native = map(provision.release, (provision.ENGINE, provision.NATIVE))
-        python(
-            session,
-            provision.shared_environment(),
-            ["benchmarks/retirement_cost.py", f"--stock={stock}", f"--native={native}"],
-            [provision.own_package()],
-        )
+        cost = ["benchmarks/retirement_cost.py", f"--stock={stock}", f"--native={native}"]
+        python(session, interpreter, cost, [own])
+        python(session, interpreter, ["benchmarks/replay_speed.py"], [own, stock])
 
 
 @nox.session(venv_backend="none", default=False)

@@ -95,7 +95,7 @@ class Build:
         print(depth, file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.process.args} ended; its messages are above")
+            raise SystemExit(f"{self.process.args!r} ended; its messages are above")
         result: list[int] = json.loads(line)
         return result
 
