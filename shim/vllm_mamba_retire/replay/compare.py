@@ -6,22 +6,24 @@ process. This side imports no vLLM.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal
 
 from .runs import Run
 from .scenario import Scenario
 
-_MODES = {"stock": "off", "fixed": "auto"}
 _LINES_SHOWN = 20
 
 Side = Literal["stock", "fixed"]
+_MODES: dict[Side, str] = {"stock": "off", "fixed": "auto"}
 OnProgress = Callable[[Side, int, int, int], None]
 
 
@@ -39,13 +41,16 @@ class Pair:
 
 
 def compare(scenarios: Sequence[Scenario], on_progress: OnProgress | None = None) -> list[Pair]:
-    """Replay scenarios on both sides; `on_progress` gets side, scenario number, steps, tokens.
+    """Replay scenarios on both sides at once.
+
+    `on_progress` gets side, scenario number, steps and tokens, from a thread per side.
 
     Raises:
         ReplayError: a child process failed.
     """
-    stock = replay_all(scenarios, "stock", on_progress=on_progress)
-    fixed = replay_all(scenarios, "fixed", on_progress=on_progress)
+    run = functools.partial(replay_all, scenarios, on_progress=on_progress)
+    with ThreadPoolExecutor() as sides:
+        stock, fixed = sides.map(run, _MODES)
     return [Pair(*each) for each in zip(scenarios, stock, fixed, strict=True)]
 
 
