@@ -162,14 +162,14 @@ def _status(deployment: Deployment) -> Status | None:
 
 def _replayed(deployment: Deployment) -> tuple[int, int] | None:
     """Peak states stock and fixed from the installed vLLM, if it is the server's release."""
-    from vllm_mamba_retire.replay.compare import compare
+    from vllm_mamba_retire.replay.compare import compare, replayable
     from vllm_mamba_retire.replay.scenario import Arrival, Scenario
     from vllm_mamba_retire.target import find_target
 
     target = find_target()
     if not deployment.align or target is None or target.version is None:
         return None
-    if deployment.version not in (None, target.version) or _too_old(target.version):
+    if deployment.version not in (None, target.version) or not replayable(target.version):
         return None
     geometry = deployment.geometry
     (pair,) = compare(
@@ -186,12 +186,6 @@ def _replayed(deployment: Deployment) -> tuple[int, int] | None:
         ]
     )
     return pair.stock.peak_states, pair.fixed.peak_states
-
-
-def _too_old(version: str) -> bool:
-    from packaging.version import Version
-
-    return Version(Version(version).base_version) < Version("0.26")
 
 
 def _document(deployment: Deployment, answer: Plan) -> dict[str, Any]:

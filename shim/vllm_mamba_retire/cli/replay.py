@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from vllm_mamba_retire.replay.scenario import Scenario
 
 SCHEMA = 1
-_OLDEST = "0.26"
 _PLAIN_WIDTH = 160  # columns where no terminal limits them
 _FIGURES = {
     "peak_states": "peak states",
@@ -116,16 +115,15 @@ def usage_errors() -> Iterator[None]:
 
 def _release() -> str:
     """The installed vLLM's version."""
-    from packaging.version import Version
-
+    from vllm_mamba_retire.replay.compare import OLDEST, replayable
     from vllm_mamba_retire.replay.scenario import InputError
     from vllm_mamba_retire.target import find_target
 
     target = find_target()
     if target is None or target.version is None:
         raise InputError("vllm: none is installed here; replay needs it (plan does not).")
-    if Version(Version(target.version).base_version) < Version(_OLDEST):
-        raise InputError(f"vllm: {target.version} cannot be replayed, only {_OLDEST} and newer.")
+    if not replayable(target.version):
+        raise InputError(f"vllm: {target.version} cannot be replayed, only {OLDEST} and newer.")
     return target.version
 
 

@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal
 
+from packaging.version import Version
+
 from .runs import Run
 from .scenario import Scenario
 
@@ -25,6 +27,7 @@ _LINES_SHOWN = 20
 Side = Literal["stock", "fixed"]
 _MODES: dict[Side, str] = {"stock": "off", "fixed": "auto"}
 OnProgress = Callable[[Side, int, int, int], None]
+OLDEST = "0.26"  # schedulers before it are replayed by lanes/evidence.py alone
 
 
 class ReplayError(Exception):
@@ -38,6 +41,11 @@ class Pair:
     scenario: Scenario
     stock: Run
     fixed: Run
+
+
+def replayable(version: str) -> bool:
+    """Whether replays on this vLLM release are to be trusted."""
+    return Version(Version(version).base_version) >= Version(OLDEST)
 
 
 def compare(scenarios: Sequence[Scenario], on_progress: OnProgress | None = None) -> list[Pair]:
