@@ -37,6 +37,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # against another torch. Of those with the fix: the first, and the newest.
 CPU_BUILDS = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.32.0")
 LIVE = [row.version for row in table.releases() if row.status == "live"]
+OLDEST = table.releases()[0].version  # without align mode
 LATENT = [row.version for row in table.releases() if row.status == "latent"][-1]  # the newest
 
 nox.needs_version = ">=2025.5"
@@ -264,7 +265,7 @@ def patchset(session: nox.Session, version: str) -> None:
 def detection(session: nox.Session) -> None:
     """Which vLLM is this? Real trees, changed as people change them."""
     with provisioning(session):
-        for version in (LATENT, provision.ENGINE, provision.NATIVE):
+        for version in (OLDEST, LATENT, provision.ENGINE, provision.NATIVE):
             provision.release(version)
         pytest(
             session,

@@ -12,6 +12,7 @@ went into it, and a lock keeps two runs from making the same thing.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
@@ -114,14 +115,22 @@ def cpu_build(version: str) -> Path:
 
 @functools.cache
 def own_package() -> Path:
-    """A folder to put on the path: this package as a user installs it, built once per run."""
-    site = CACHE / "own"
-    with _lock("own"), tempfile.TemporaryDirectory() as folder:
-        build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", folder)
+    """A folder to put on the path: this package as a user installs it, built once per run.
+
+    Named by the wheel's digest: no other run takes it away or puts another version in its place.
+    """
+    packages = CACHE / "packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    with _lock("own"), tempfile.TemporaryDirectory(dir=packages, prefix=".making-") as making:
+        build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", making)
         _run("building this package", *build, str(ROOT))
-        (wheel,) = Path(folder).glob("*.whl")
-        shutil.rmtree(site, ignore_errors=True)
-        _pip("installing this package", "install", "--no-deps", "--target", str(site), str(wheel))
+        (wheel,) = Path(making).glob("*.whl")
+        site = packages / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16]
+        if not site.exists():
+            new = Path(making) / "site"
+            install = ("install", "--no-deps", "--target", str(new), str(wheel))
+            _pip("installing this package", *install)
+            new.rename(site)
     return site
 
 

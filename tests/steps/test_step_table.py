@@ -45,7 +45,7 @@ def drive(table_of: str, *, patched: bool) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def native(matrix: Matrix) -> str:
     """The first release that carries the fix itself."""
-    return next(row.version for row in matrix.rows if row.status is Status.NATIVE)
+    return next(row.version for row in matrix.releases if row.status is Status.NATIVE)
 
 
 def test_stock_holds_every_step_of_its_own_table(release: str) -> None:
