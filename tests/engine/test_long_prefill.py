@@ -56,11 +56,13 @@ def test_answer_depends_on_the_first_token(patched: Measure) -> None:
 
 @pytest.mark.about(Status.LIVE)
 def test_stock_is_rolled_back_in_a_tight_pool(stock: Measure) -> None:
+    """0.29.0 keeps no checkpoints of a prompt by default: what is rolled back is computed again.
+    Before, a prefix hit on the request's own states takes it back to where it was."""
     run = stock(TIGHT)
-    assert run.preemptions == 2
-    assert run.scheduled > 1.5 * PROMPT
     if run.vllm == "0.29.0":
-        assert (run.scheduled, len(run.steps)) == (74_567, 40)
+        assert (run.preemptions, run.scheduled, len(run.steps)) == (2, 74_567, 40)
+    else:
+        assert (run.preemptions, run.scheduled) == (1, PROMPT + OUTPUT - 1)
 
 
 def test_tight_pool_costs_nothing(patched: Measure, stock: Measure) -> None:
