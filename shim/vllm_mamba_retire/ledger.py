@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from . import procfs
 from ._version import __version__
 from .record import Record
 from .retirement import Counters
@@ -32,15 +33,6 @@ SCHEMA = 1
 REFRESH_SECONDS = 3.0
 # A forked child gets its name and title right after the fork; its record should have them.
 _SETTLING_SECONDS = 0.5
-# Parts of the names and titles that vLLM, or Ray for it, gives its processes.
-_ROLES = {
-    "EngineCore": "engine core",
-    "Worker": "worker",
-    "ApiServer": "API server",
-    "APIServer": "API server",
-    "Coordinator": "coordinator",
-}
-
 _HTTP_MODULE = "vllm.entrypoints.openai.api_server"
 _DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 
@@ -146,7 +138,7 @@ def read(where: Path) -> Iterator[Entry]:
             continue
         if not known or entry.place != _place():
             continue
-        if started(entry.pid) == entry.started:
+        if procfs.started(entry.pid) == entry.started:
             yield entry
         else:
             _remove(path)
@@ -158,40 +150,8 @@ def _sweep() -> None:
         pass
 
 
-def started(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is none."""
-    try:
-        # Field 22; the second field, the name, may hold spaces and parentheses.
-        stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if stat[0] in (b"Z", b"X") else int(stat[19])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def title(pid: int) -> str:
-    """The title that a process gave itself (``VLLM::EngineCore``), or else nothing."""
-    try:
-        first = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-    except OSError:
-        return ""
-    return first.strip() if "::" in first else ""
-
-
-def role_of(name: str) -> str | None:
-    """What a process of this name or title is to vLLM."""
-    return next((role for part, role in _ROLES.items() if part in name), None)
-
-
-def pid_namespace(pid: int | str = "self") -> str:
-    """The PID namespace of a process: pids mean something only within one."""
-    try:
-        return str(Path(f"/proc/{pid}/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
 def _place() -> str:
-    return f"{os.uname().nodename} {pid_namespace()}"
+    return f"{os.uname().nodename} {procfs.pid_namespace()}"
 
 
 def _file_name() -> str:
@@ -282,7 +242,7 @@ def _describe(record: Record | None) -> Entry:
     target = record.target if record else find_target()
     return Entry(
         pid=os.getpid(),
-        started=started(os.getpid()) or 0,
+        started=procfs.started(os.getpid()) or 0,
         place=_place(),
         role=_role(record.counters if record else None),
         verdict=record.verdict if record else None,
@@ -297,7 +257,7 @@ def _describe(record: Record | None) -> Entry:
 
 def _role(counters: Counters | None) -> str:
     """What this process is to vLLM."""
-    named = role_of(_process_name()) or role_of(title(os.getpid()))
+    named = procfs.role_of(_process_name()) or procfs.role_of(procfs.title(os.getpid()))
     if named is not None:
         return named
     # Only a scheduler retires: this one runs the engine core itself.

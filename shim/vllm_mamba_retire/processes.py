@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import ledger
+from . import ledger, procfs
 from .inspection import sight
 from .ledger import Entry
 from .matrix import load_matrix
@@ -111,7 +111,7 @@ def survey() -> Survey:
 
 def _engine_cores() -> Iterator[tuple[int, int]]:
     """Pid and user of every engine core that the caller may look at."""
-    own_namespace = ledger.pid_namespace()
+    own_namespace = procfs.pid_namespace()
     for path in Path("/proc").glob("[0-9]*"):
         try:
             user = path.stat().st_uid
@@ -121,15 +121,15 @@ def _engine_cores() -> Iterator[tuple[int, int]]:
         if os.getuid() not in (0, user) or not _is_engine_core(pid):
             continue
         # A container's processes are told about inside the container.
-        if ledger.pid_namespace(pid) == own_namespace:
+        if procfs.pid_namespace(pid) == own_namespace:
             yield pid, user
 
 
 def _is_engine_core(pid: int) -> bool:
-    if title := ledger.title(pid):
-        return ledger.role_of(title) == "engine core"
+    if title := procfs.title(pid):
+        return procfs.role_of(title) == "engine core"
     # An engine core inside its client's process has no title of its own.
-    environment = _environment(pid)
+    environment = procfs.environment(pid)
     in_process = environment.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
     return in_process and _package(pid) is not None
 
@@ -142,7 +142,7 @@ def _judge(pid: int) -> Silent:
     seen = (pid, target.version, str(target.package))
     if not should_be.in_doubt and should_be.reason is not Reason.PATCHED:
         return Silent(*seen, f"needs no patch: {should_be.sentence}", False)
-    environment = _environment(pid)
+    environment = procfs.environment(pid)
     if environment.get(MODE_VARIABLE) == Mode.OFF.value:
         return Silent(*seen, f"{MODE_VARIABLE}=off; vLLM is left as it is.", False)
     return Silent(*seen, _why_silent(pid, environment), True)
@@ -152,7 +152,7 @@ def _why_silent(pid: int, environment: Mapping[str, str]) -> str:
     allowed = environment.get("VLLM_PLUGINS")
     if allowed is not None and PLUGIN not in allowed.split(","):
         return f"VLLM_PLUGINS={allowed} leaves this package out; add {PLUGIN} and restart it."
-    if _started_at(pid) < Path(__file__).stat().st_ctime:
+    if procfs.started_at(pid) < Path(__file__).stat().st_ctime:
         return "was started before this package was installed; restart it."
     return (
         "keeps no record in the folder looked at; install this package into its environment, "
@@ -173,34 +173,3 @@ def _package(pid: int) -> Path | None:
         return None
     found = {Path(os.fsdecode(match.group(1))) for match in _LIBRARY.finditer(maps)}
     return next((path for path in sorted(found) if (path / MANAGER_FILE).exists()), None)
-
-
-def _environment(pid: int) -> dict[str, str]:
-    """The environment a process was started with.
-
-    A title written over it leaves nothing to read; then its parent's, which it inherited.
-    """
-    while pid > 1:
-        try:
-            pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            return {}
-        environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        if environment.keys() & {"PATH", "HOME"} or not ledger.title(pid):
-            return environment
-        pid = _parent(pid)
-    return {}
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _started_at(pid: int) -> float:
-    """When a process was started, in seconds since the epoch."""
-    ticks = ledger.started(pid) or 0
-    boot = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.M)
-    return (int(boot.group(1)) if boot else 0) + ticks / os.sysconf("SC_CLK_TCK")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from vllm.v1.core import single_type_kv_cache_manager
 
-from vllm_mamba_retire import processes
+from vllm_mamba_retire import processes, procfs
 from vllm_mamba_retire.matrix import Status
 from vllm_mamba_retire.processes import Silent
 from vllm_mamba_retire.target import MANAGER_FILE
@@ -120,7 +120,7 @@ def test_started_before_the_install_is_told_from_the_time_of_the_files(
     installed = tmp_path / "processes.py"
     installed.touch()
     monkeypatch.setattr(processes, "__file__", str(installed))
-    monkeypatch.setattr(processes, "_started_at", lambda _pid: installed.stat().st_ctime - 1)
+    monkeypatch.setattr(procfs, "started_at", lambda _pid: installed.stat().st_ctime - 1)
     (after,) = judge()
     assert "before this package was installed" in after.sentence
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mamba_retire import ledger
+from vllm_mamba_retire import ledger, procfs
 from vllm_mamba_retire.ledger import Entry
 from vllm_mamba_retire.retirement import Counters
 from vllm_mamba_retire.verdict import Reason, Verdict
@@ -22,7 +22,7 @@ from vllm_mamba_retire.verdict import Reason, Verdict
 # A process that keeps a record and does what it is told, one line at a time.
 PROCESS = """
 import os, sys, time
-from vllm_mamba_retire import ledger
+from vllm_mamba_retire import ledger, procfs
 from vllm_mamba_retire.record import Record
 from vllm_mamba_retire.retirement import Counters
 from vllm_mamba_retire.verdict import Reason, Verdict
@@ -117,7 +117,7 @@ def test_a_record_says_who_and_what(process: Callable[..., Process]) -> None:
     assert (entry.pid, entry.role) == (one.pid, "engine core")
     assert entry.verdict == Verdict(Reason.PATCHED, "by a test.")
     assert entry.counters == Counters(calls=3, states_freed=2)
-    assert entry.started == ledger.started(one.pid)
+    assert entry.started == procfs.started(one.pid)
 
 
 def test_only_its_user_may_read_a_record(process: Callable[..., Process]) -> None:
@@ -227,7 +227,7 @@ def test_records_of_other_containers_and_hosts_are_left_alone(
 
 def test_the_same_pid_in_two_containers_is_two_files(monkeypatch: pytest.MonkeyPatch) -> None:
     here = ledger._file_name()
-    monkeypatch.setattr(ledger, "pid_namespace", lambda: "pid:[1]")
+    monkeypatch.setattr(procfs, "pid_namespace", lambda: "pid:[1]")
     assert ledger._file_name() != here
 
 
@@ -249,7 +249,7 @@ def test_a_forked_child_has_a_record_of_its_own(process: Callable[..., Process],
     assert parent.counters == Counters(calls=3, states_freed=2)
     assert child.counters == Counters(), "what the parent freed is the parent's"
     assert child.verdict == parent.verdict
-    assert child.role == ledger.role_of(name)
+    assert child.role == procfs.role_of(name)
     one.do("event.set(); forked.join()")
     assert [entry.pid for entry in one.entries()] == [one.pid]
     assert len(list(one.folder.glob("*.json"))) == 1, "the child removed its own"
