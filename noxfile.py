@@ -392,7 +392,7 @@ def mutants(session: nox.Session) -> None:
 @nox.session(name="upstream-tests", venv_backend="none", default=False)
 @nox.parametrize("version", typed(LIVE))
 def upstream_tests(session: nox.Session, version: str) -> None:
-    """vLLM's own tests of its KV-cache manager, stock and patched, and 0.30.0's for the fix."""
+    """vLLM's own tests of its KV cache and scheduler, stock and patched; 0.30.0's for the fix."""
     with provisioning(session):
         for wanted in (version, provision.NATIVE):
             sources.source_tree(wanted)
