@@ -186,6 +186,17 @@ def _upstream(releases: list[Data]) -> Iterator[str]:
         )
     head = ("release", "stock", "patched", "0.30.0's, stock", "0.30.0's, patched", "faults")
     yield from _table(head, rows)
+    yield from _left_out(releases)
+
+
+def _left_out(releases: list[Data]) -> Iterator[str]:
+    counts: dict[str, list[str]] = {}
+    for done in releases:
+        for reason, names in done.get("left out", {}).items():
+            counts.setdefault(reason, []).append(f"{done['release']}: {len(names)}")
+    if counts:
+        yield "Left out on both sides; `data/proof.json` names each test:\n"
+        yield from _table(("why", "tests"), [(why, ", ".join(n)) for why, n in counts.items()])
 
 
 def _soak(done: Data | None) -> Iterator[str]:

@@ -48,6 +48,18 @@ def test_vllms_own_tests_found_no_fault(data: Any) -> None:
     assert all(done["faults"] == [] for done in data["upstream"])
 
 
+def test_tests_left_out_are_counted_under_their_reason() -> None:
+    side = {"passed": 7, "ran": 10, "native tests passed": 7, "native tests": 7}
+    done = {"release": "0.0.1", "stock": side, "patched": side, "faults": []}
+    done["left out"] = {"wants a GPU": ["a::one", "a::two"], "wants a model": ["b::three"]}
+    nothing = {"version": "1.0", "differential": [], "mutants": None, "disk-mutants": None}
+    page = report.render(
+        {**nothing, "soak": None, "upstream": [done, {**done, "release": "0.0.2"}]}
+    )
+    assert "| wants a GPU | 0.0.1: 2, 0.0.2: 2 |" in page
+    assert "| wants a model | 0.0.1: 1, 0.0.2: 1 |" in page
+
+
 def test_runs_of_different_versions_are_not_mixed(tmp_path: Path) -> None:
     for number, version in enumerate(("1.0", "2.0")):
         (tmp_path / f"upstream-0.{number}.json").write_text(json.dumps({"version": version}))
