@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from vllm_mamba_retire.replay.engine import EngineRun, Workload, run
 
 NATIVE = "0.30.0"  # the first release that carries the fix
+_SPARSE = Version("0.29")  # from here on a prompt leaves no checkpoints for hits unless asked to
+_DENSE = (("prefix_cache_retention_interval", None),)
 
 Measure = Callable[[Workload], EngineRun]
 
@@ -35,6 +39,9 @@ def patched() -> Measure:
 
 @pytest.fixture(scope="session")
 def native(release: str, trees: Path) -> Measure:
-    """The first release that carries the fix itself."""
+    """The first release that carries the fix itself, keeping what `release` keeps for hits."""
     path = os.environ["PYTHONPATH"].replace(str(trees / release), str(trees / NATIVE))
-    return lambda workload: _measured(workload, False, path)
+    options = _DENSE if Version(release) < _SPARSE else ()
+    return lambda workload: _measured(
+        replace(workload, options=(*workload.options, *options)), False, path
+    )
