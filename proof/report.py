@@ -160,10 +160,9 @@ def _mutants(done: Data | None, title: str) -> Iterator[str]:
 def _upstream(releases: list[Data]) -> Iterator[str]:
     yield (
         "## vLLM's own tests\n\n"
-        "The release's tests of its KV-cache manager, out of its source archive, stock and "
-        "patched: the same tests must pass.\nAnd 0.30.0's seven tests for the fix, on the older "
-        "release. Tests that do not pass on stock either (run\nwithout upstream's conftest and "
-        "models) are only in the second number. Upstream's GPU step table\n"
+        "The release's tests of its KV cache and scheduler, out of its source archive, stock and "
+        "patched: the same\ntests must pass, and those left out are named below. And 0.30.0's "
+        "seven tests for the fix, on the older\nrelease. Upstream's GPU step table\n"
         "(`tests/v1/e2e/general/test_mamba_prefix_cache.py`) must differ in one step on a patched "
         "release,\nblock 4 in the last step of async `prompt_10_block_size`: the line that "
         "upstream changed\n(`nox -s steps`).\n"
@@ -192,7 +191,7 @@ def _upstream(releases: list[Data]) -> Iterator[str]:
 def _left_out(releases: list[Data]) -> Iterator[str]:
     counts: dict[str, list[str]] = {}
     for done in releases:
-        for reason, names in done.get("left out", {}).items():
+        for reason, names in done["left out"].items():
             counts.setdefault(reason, []).append(f"{done['release']}: {len(names)}")
     if counts:
         yield "Left out on both sides; `data/proof.json` names each test:\n"
