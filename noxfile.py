@@ -47,6 +47,10 @@ nox.options.sessions = [
     "lint",
     *(f"unit({version})" for version in PYTHONS),
     *(f"release({version})" for version in table.edges()),
+    "detection",
+    *(f"{lane}({provision.ENGINE})" for lane in ("scheduler", "steps", "differential", "patchset")),
+    "deploy",
+    "docs",
     "demo",
 ]
 

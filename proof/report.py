@@ -64,7 +64,7 @@ _POISON = """\
 
 A real engine whose freed states are overwritten at once, and whose live tables may not refer to a
 free block. Its answers are compared token by token with a stock engine and a pool in which nothing
-is reused; a mutant that frees one block too many is the control
+is reused; mutants that free a state still to be read are the control
 (`tests/engine/test_poisoned_pool.py`, `nox -s engine`).
 """
 
