@@ -9,6 +9,7 @@ Downloads and environments are kept in ``.cache`` (or ``$MAMBA_RETIRE_CACHE``).
 #   "nox>=2025.5",
 #   "build", "hatchling",  # this package's wheel
 #   "pip", "virtualenv",  # downloads and environments, see lanes/provision.py
+#   "uv",  # resolutions, see lanes/pins.py
 #   "filelock", "packaging", "pyyaml",
 # ]
 # ///
