@@ -237,3 +237,14 @@ def test_a_chart_without_matplotlib_tells_what_to_install(
     result = _plan(*given, "--chart", str(tmp_path / "a.svg"))
     assert result.exit_code == 2
     assert "pip install 'vllm-mamba-retire[charts]'" in result.stderr
+
+
+def test_the_same_plan_draws_the_same_file(tmp_path: Path) -> None:
+    drawn = []
+    for folder in ("one", "two"):
+        chart = tmp_path / folder / "a.svg"
+        chart.parent.mkdir()
+        given = ["--block", "1568", "--budget", "4096", "--prompt", "237000"]
+        _plan(*given, "--chart", str(chart))
+        drawn.append(chart.read_bytes())
+    assert drawn[0] == drawn[1]

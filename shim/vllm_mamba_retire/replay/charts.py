@@ -57,11 +57,15 @@ def _plot(axes: Any, side: str, run: Run, value: Callable[[Step], int]) -> None:
 
 
 def _finish(figure: Any, path: Path) -> None:
+    from matplotlib import rc_context
+
     for axes in figure.axes:
         axes.set_ylim(bottom=0)
         axes.legend(loc="upper left")
     try:
-        figure.savefig(path)
+        # The same figures give the same file, byte for byte.
+        with rc_context({"svg.hashsalt": path.name}):
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     except (OSError, ValueError) as error:
         raise InputError(f"chart: {path}: {error}.") from None
 
