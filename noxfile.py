@@ -332,7 +332,7 @@ def package(session: nox.Session) -> None:
         own = provision.own_package()
         tools = ["build", "hatchling", "twine", "uv", "filelock", *provision.TEST_TOOLS]
         needed = map(str, provision.requirements_of(own, "vllm-mamba-retire"))
-        interpreter = provision.environment("package", sys.executable, [*tools, *needed])
+        interpreter = provision.environment("package", provision.THIS_PYTHON, [*tools, *needed])
         pytest(session, interpreter, ["tests/package"], [own, provision.ROOT])
 
 
@@ -360,7 +360,7 @@ def sbom(session: nox.Session) -> None:
         described = pins.dependencies_environment()
         python(
             session,
-            provision.environment("cyclonedx", sys.executable, tool),
+            provision.environment("cyclonedx", provision.THIS_PYTHON, tool),
             ["-m", "lanes.sbom", f"--python={described}"],
             [own, provision.ROOT],
         )
@@ -449,7 +449,7 @@ def docs(session: nox.Session) -> None:
         own = provision.own_package()
         needed = map(str, provision.requirements_of(own, "vllm-mamba-retire"))
         tools = ["mkdocs-material", "mkdocstrings[python]", "ruff", *needed]
-        site = provision.environment("site", sys.executable, tools)
+        site = provision.environment("site", provision.THIS_PYTHON, tools)
         path = os.pathsep.join(map(str, (own, provision.ROOT)))
         build = ("-m", "mkdocs", "build", "--strict", "--quiet")
         session.run(str(site), *build, env={"PYTHONPATH": path}, external=True)
@@ -494,7 +494,7 @@ def table_environment() -> Path:
     """What asks the registry and edits the table."""
     tools = ["pip", "uv", "ruamel.yaml", "filelock", "virtualenv", "build", "hatchling"]
     own = map(str, provision.requirements_of(provision.own_package(), "vllm-mamba-retire"))
-    interpreter = provision.find_python(provision.PREFERRED_PYTHON) or sys.executable
+    interpreter = provision.find_python(provision.PREFERRED_PYTHON) or provision.THIS_PYTHON
     return provision.environment("matrix", interpreter, [*tools, *own, "tomli"])
 
 

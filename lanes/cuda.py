@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 
@@ -21,5 +20,5 @@ def cuda_environment() -> Path:
     from lanes import provision
 
     own = map(str, provision.requirements_of(provision.own_package(), "vllm-mamba-retire"))
-    python = provision.find_python(provision.PREFERRED_PYTHON) or sys.executable
+    python = provision.find_python(provision.PREFERRED_PYTHON) or provision.THIS_PYTHON
     return provision.environment("cuda", python, [f"vllm=={provision.ENGINE}", *own])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 from lanes import provision
@@ -14,7 +13,7 @@ _READERS = ("kubernetes-validate>=1.31", "podman-compose")
 def environment() -> Path:
     """An interpreter with this package's requirements and the readers that are Python."""
     own = map(str, provision.requirements_of(provision.own_package(), "vllm-mamba-retire"))
-    python = provision.find_python(provision.PREFERRED_PYTHON) or sys.executable
+    python = provision.find_python(provision.PREFERRED_PYTHON) or provision.THIS_PYTHON
     return provision.environment("deploy", python, [*own, *provision.TEST_TOOLS, *_READERS])
 
 

@@ -83,4 +83,4 @@ def _own(extras: Iterable[str] = ()) -> list[str]:
 
 
 def _interpreter(python: str) -> str:
-    return provision.find_python(python) or sys.executable
+    return provision.find_python(python) or provision.THIS_PYTHON

@@ -39,6 +39,8 @@ ENGINE = "0.29.0"
 NATIVE = "0.30.0"  # the first release that carries the fix itself
 # There is a CPU-only torch for this Python in more places than for any other.
 PREFERRED_PYTHON = "3.11"
+# What the environment that this runs in was made from: each checkout has one, they share a cache.
+THIS_PYTHON = os.path.realpath(sys.executable)
 # Beside a CPU torch these fail to load, and transformers imports them when it finds them.
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchcodec"}
 TEST_TOOLS = ("pytest", "hypothesis", "jsonschema", "prometheus-client")
@@ -54,7 +56,7 @@ def shared_environment() -> Path:
     wanted = [str(line) for line in vllm if line.name not in TORCH_FAMILY]
     extras = {"charts", "ray"}
     own = [str(line) for line in requirements_of(own_package(), "vllm-mamba-retire", extras)]
-    python = find_python(PREFERRED_PYTHON) or sys.executable
+    python = find_python(PREFERRED_PYTHON) or THIS_PYTHON
     return environment(
         "shared",
         python,
@@ -153,7 +155,7 @@ def find_python(version: str) -> str | None:
     """An interpreter of this version (``3.11``) that really starts, or None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [
-        sys.executable,
+        THIS_PYTHON,
         shutil.which(f"python{version}"),
         *sorted(map(str, pyenv.glob(f"{version}.*/bin/python")), reverse=True),
     ]
