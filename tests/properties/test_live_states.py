@@ -44,12 +44,13 @@ def geometries(draw: st.DrawFn) -> Geometry:
 class Requests(RuleBasedStateMachine):
     """Requests come, compute, are rolled back, preempted and end; the oracle looks on."""
 
-    count_visits = True
+    visits = True
+    bound = True
 
     @initialize(geometry=geometries())
     def build(self, geometry: Geometry) -> None:
         self.world = World(geometry)
-        self.oracle = Oracle(self.world, self.count_visits)
+        self.oracle = Oracle(self.world, visits=self.visits, bound=self.bound)
 
     @rule(name=operation, a=number, b=number, c=number)
     def do(self, name: str, a: int, b: int, c: int) -> None:
@@ -70,10 +71,19 @@ class Requests(RuleBasedStateMachine):
             self.oracle.check_end()
 
 
-class RequestsOnStock(Requests):
-    """The walk of stock vLLM looks at blocks again and again; that alone is no defect."""
+# Stock vLLM breaks two properties, and which of them a search meets first is chance.
 
-    count_visits = False
+
+class HeldToTheBound(Requests):
+    """Blocks may be looked at again and again; that alone is no defect."""
+
+    visits = False
+
+
+class HeldToOneVisit(Requests):
+    """States may pile up."""
+
+    bound = False
 
 
 def search(machine: type[Requests], examples: int = 150) -> None:
@@ -107,9 +117,9 @@ def test_properties_hold_with_the_fix() -> None:
 
 def test_stock_holds_more_states_than_the_bound() -> None:
     with pytest.raises(BrokenError, match=r"holds \d+ states"):
-        search(RequestsOnStock)
+        search(HeldToTheBound)
 
 
 def test_stock_looks_at_blocks_again() -> None:
     with pytest.raises(BrokenError, match="visited"):
-        search(Requests)
+        search(HeldToOneVisit)
