@@ -240,3 +240,15 @@ def test_subclasses_that_stand_in_for_a_patched_method_are_found_at_any_depth() 
 def test_a_method_that_names_no_module_is_described_by_its_type() -> None:
     nameless = SimpleNamespace(__module__=None)
     assert binding.describe(nameless) == "types.SimpleNamespace"
+
+
+def test_a_method_is_described_by_the_code_that_runs() -> None:
+    @functools.wraps(Pool.free_blocks)
+    def wrapper(self: Pool, blocks: Any) -> None: ...
+
+    assert binding.describe(Pool.free_blocks) == f"{__name__}.Pool.free_blocks"
+    assert binding.describe(wrapper) == f"{__name__}.wrapper"
+    assert binding.describe(len) == "builtins.len"  # has no attributes of its own to look through
+    assert binding.describe(SimpleNamespace(__wrapped__=Pool.free_blocks)) == (
+        "types.SimpleNamespace"
+    )
