@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 
 _skipped: list[tuple[str, str]] = []
@@ -31,7 +32,15 @@ def close() -> None:
         sum(int(suite.get(name, 0)) for suite in suites for name in names)
         for names in (("tests",), ("failures", "errors"), ("skipped",))
     )
+    for case, reason in (found for suite in suites for found in _left_out(suite)):
+        print(f"skipped {case}: {reason}")
     print(f"{tests - bad - left_out} passed, {bad} failed, {left_out} skipped", flush=True)
+
+
+def _left_out(suite: ET.Element) -> Iterator[tuple[str, str]]:
+    for case in suite.iter("testcase"):
+        if (why := case.find("skipped")) is not None:
+            yield f"{case.get('classname')}::{case.get('name')}", why.get("message", "")
 
 
 def _suites(path: Path) -> list[ET.Element]:

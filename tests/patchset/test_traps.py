@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,11 +41,19 @@ def git(*arguments: object, cwd: Path) -> None:
     subprocess.run(["git", *identity, *map(str, arguments)], cwd=cwd, check=True)
 
 
+def skip_unless_allowed(command: Sequence[str]) -> None:
+    """Skip where this machine does not let a process have what `command` gives it."""
+    tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"not allowed on this machine: {' '.join(command)}: {tried.stderr.strip()}")
+
+
 def in_own_mounts(script: str, **variables: object) -> subprocess.CompletedProcess[str]:
     """Run a shell script that may mount things; nobody else sees its mounts."""
-    as_root = () if os.geteuid() == 0 else ("--map-root-user",)
+    command = ["unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",))]
+    skip_unless_allowed(command)
     return subprocess.run(
-        ["unshare", "--mount", *as_root, "sh", "-ec", script],
+        [*command, "sh", "-ec", script],
         env=os.environ | {name: str(value) for name, value in variables.items()},
         capture_output=True,
         text=True,
@@ -163,7 +171,9 @@ WITHOUT_RIGHTS = (
 
 def as_a_user_without_rights(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user who may read the tree and not write to it."""
-    if os.geteuid() != 0:
+    if os.geteuid() == 0:
+        skip_unless_allowed(WITHOUT_RIGHTS)
+    else:
         for path in (*tree.rglob("*"), tree):
             path.chmod(path.stat().st_mode & ~0o222)
     return subprocess.run(
