@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 Data = dict[str, Any]
-_ROUNDS_FOR_MEMORY = 20
+_ROUNDS_FOR_MEMORY = 40
 _SINGLE = ("mutants", "disk-mutants", "soak")
 
 _HEAD = """\
@@ -203,7 +203,7 @@ def _soak(done: Data | None) -> Iterator[str]:
     if done is None:
         yield "Not run.\n"
         return
-    if done["rounds after warm-up"] < _ROUNDS_FOR_MEMORY:
+    if done["rounds"] < _ROUNDS_FOR_MEMORY:
         yield "Too short to say whether memory is flat; blocks and records are whole.\n"
     yield from _table(("what", "value"), [(k, v) for k, v in done.items() if k != "version"])
 
