@@ -54,7 +54,7 @@ def main() -> int:
     different = False
     for release in asked.release:
         for scope in scopes:
-            steps = asked.steps // len(scopes)
+            steps = -(-asked.steps // len(scopes))
             data = compare_release(asked.trees, release, scope, steps, asked.seed)
             different |= bool(data["comparisons"][0]["different"])
             path = asked.results / f"differential-{release}-{scope}.json"
