@@ -23,24 +23,23 @@ def expect(results: Path) -> None:
 
 def close() -> None:
     """Print the report; prints nothing for a run without tests."""
-    for session, reason in _skipped:
-        print(f"skipped {session}: {reason}")
     suites = [suite for path in _results if path.exists() for suite in _suites(path)]
+    for what, reason in (*_skipped, *_left_out(suites)):
+        print(f"skipped {what}: {reason}")
     if not suites:
         return
     tests, bad, left_out = (
         sum(int(suite.get(name, 0)) for suite in suites for name in names)
         for names in (("tests",), ("failures", "errors"), ("skipped",))
     )
-    for case, reason in (found for suite in suites for found in _left_out(suite)):
-        print(f"skipped {case}: {reason}")
     print(f"{tests - bad - left_out} passed, {bad} failed, {left_out} skipped", flush=True)
 
 
-def _left_out(suite: ET.Element) -> Iterator[tuple[str, str]]:
-    for case in suite.iter("testcase"):
-        if (why := case.find("skipped")) is not None:
-            yield f"{case.get('classname')}::{case.get('name')}", why.get("message", "")
+def _left_out(suites: list[ET.Element]) -> Iterator[tuple[str, str]]:
+    for suite in suites:
+        for case in suite.iter("testcase"):
+            if (why := case.find("skipped")) is not None:
+                yield f"{case.get('classname')}::{case.get('name')}", why.get("message", "")
 
 
 def _suites(path: Path) -> list[ET.Element]:

@@ -51,10 +51,10 @@ def main() -> int:
     asked = parser.parse_args()
     asked.results.mkdir(parents=True, exist_ok=True)
     scopes = asked.scope or SCOPES
+    steps = -(-asked.steps // len(scopes))
     different = False
     for release in asked.release:
         for scope in scopes:
-            steps = -(-asked.steps // len(scopes))
             data = compare_release(asked.trees, release, scope, steps, asked.seed)
             different |= bool(data["comparisons"][0]["different"])
             path = asked.results / f"differential-{release}-{scope}.json"

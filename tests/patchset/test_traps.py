@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -41,24 +42,29 @@ def git(*arguments: object, cwd: Path) -> None:
     subprocess.run(["git", *identity, *map(str, arguments)], cwd=cwd, check=True)
 
 
-def skip_unless_allowed(command: Sequence[str]) -> None:
-    """Skip where this machine does not let a process have what `command` gives it."""
-    tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+def run_under(
+    prefix: Sequence[str], *command: str, **variables: object
+) -> subprocess.CompletedProcess[str]:
+    """Run a command under `prefix`, which changes what it may do.
+
+    Skips the test where this machine does not allow that.
+    """
+    tried = subprocess.run([*prefix, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        pytest.skip(f"not allowed on this machine: {' '.join(command)}: {tried.stderr.strip()}")
-
-
-def in_own_mounts(script: str, **variables: object) -> subprocess.CompletedProcess[str]:
-    """Run a shell script that may mount things; nobody else sees its mounts."""
-    command = ["unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",))]
-    skip_unless_allowed(command)
+        pytest.skip(f"not allowed on this machine: {' '.join(prefix)}: {tried.stderr.strip()}")
     return subprocess.run(
-        [*command, "sh", "-ec", script],
+        [*prefix, *command],
         env=os.environ | {name: str(value) for name, value in variables.items()},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def in_own_mounts(script: str, **variables: object) -> subprocess.CompletedProcess[str]:
+    """Run a shell script that may mount things; nobody else sees its mounts."""
+    as_root = () if os.geteuid() == 0 else ("--map-root-user",)
+    return run_under(["unshare", "--mount", *as_root], "sh", "-ec", script, **variables)
 
 
 COMMAND = f"{sys.executable} -c 'from vllm_mamba_retire.cli import main; main()'"
@@ -171,21 +177,11 @@ WITHOUT_RIGHTS = (
 
 def as_a_user_without_rights(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user who may read the tree and not write to it."""
-    if os.geteuid() == 0:
-        skip_unless_allowed(WITHOUT_RIGHTS)
-    else:
+    prefix = WITHOUT_RIGHTS if os.geteuid() == 0 else ()
+    if not prefix:
         for path in (*tree.rglob("*"), tree):
             path.chmod(path.stat().st_mode & ~0o222)
-    return subprocess.run(
-        [
-            *(WITHOUT_RIGHTS if os.geteuid() == 0 else ()),
-            *(sys.executable, "-c", "from vllm_mamba_retire.cli import main; main()"),
-            *(*arguments, "--target", str(tree)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_under(prefix, *shlex.split(COMMAND), *arguments, "--target", str(tree))
 
 
 def test_user_without_rights_can_check_and_changes_nothing(somebody_elses_tree: Path):
