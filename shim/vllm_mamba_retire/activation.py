@@ -13,12 +13,12 @@ import threading
 from dataclasses import replace
 from types import ModuleType
 
-from . import binding, ledger
-from .inspection import sight
-from .matrix import Matrix, Row, Status, load_matrix
+from . import binding, records
+from .evidence import sight
 from .names import ALLOW_DRIFT_VARIABLE, MANAGER_MODULE, MODE_VARIABLE
 from .probe import probe
 from .record import Record
+from .releases import Matrix, Row, Status, load_matrix
 from .retirement import Counters
 from .target import Target, find_target
 from .verdict import Evidence, Mode, Outcome, Reason, Verdict, decide
@@ -99,7 +99,7 @@ def deactivate() -> bool:
         manager_class = _manager_class(sys.modules.get(MANAGER_MODULE))
         removed = manager_class is not None and binding.uninstall(manager_class)
         _current = _said = None
-        ledger.withdraw()
+        records.withdraw()
     return removed
 
 
@@ -189,7 +189,7 @@ def _settle(record: Record) -> Verdict:
         _logger.log(level, record.line())
         _said = record.verdict
     _current = record
-    ledger.keep(record)
+    records.keep(record)
     if record.verdict.in_doubt and os.environ.get(MODE_VARIABLE) == Mode.REQUIRE.value:
         raise RequireFailed(
             f"vllm-mamba-retire: MAMBA_RETIRE=require, but {record.verdict.sentence}"

@@ -13,6 +13,6 @@ def register() -> None:
 
     arm()
     if not is_off():
-        from vllm_mamba_retire import ledger
+        from vllm_mamba_retire import records
 
-        ledger.announce()
+        records.announce()

@@ -1,6 +1,6 @@
 """Which vLLM processes run on this machine, and whether one runs unpatched that should not.
 
-What processes say of themselves comes from `ledger`. An engine core that says nothing is found in
+What processes say of themselves comes from `records`. An engine core that says nothing is found in
 ``/proc``: it was started before this package was installed, or vLLM was told to leave it out. Only
 Linux, and only processes that the caller may look at.
 """
@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import ledger, procfs
-from .inspection import sight
-from .ledger import Entry
-from .matrix import load_matrix
+from . import procfs, records
+from .evidence import sight
 from .names import MODE_VARIABLE
+from .records import Entry
+from .releases import load_matrix
 from .target import MANAGER_FILE, Target, read_target
 from .verdict import Mode, Reason, decide
 
@@ -103,8 +103,8 @@ def survey() -> Survey:
     """Look at the processes of this user; of every user where root asks."""
     cores = list(_engine_cores())
     owners = {os.getuid(), *(user for _, user in cores)}
-    folders = sorted({ledger.folder(user) for user in owners})
-    entries = [entry for where in folders for entry in ledger.read(where)]
+    folders = sorted({records.folder(user) for user in owners})
+    entries = [entry for where in folders for entry in records.read(where)]
     recorded = {entry.pid for entry in entries}
     return Survey(entries, [_judge(pid) for pid, _ in cores if pid not in recorded])
 
@@ -156,7 +156,7 @@ def _why_silent(pid: int, environment: Mapping[str, str]) -> str:
         return "was started before this package was installed; restart it."
     return (
         "keeps no record in the folder looked at; install this package into its environment, "
-        f"or set the same {ledger.FOLDER_VARIABLE} here."
+        f"or set the same {records.FOLDER_VARIABLE} here."
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from .matrix import Row, Status
+from .releases import Row, Status
 from .target import Target
 
 

@@ -150,9 +150,9 @@ def main() -> None:
 
 
 def _answer() -> Side:
-    from .inspection import sight
-    from .matrix import load_matrix
+    from .evidence import sight
     from .names import MANAGER_MODULE
+    from .releases import load_matrix
     from .target import find_target
 
     target = find_target()

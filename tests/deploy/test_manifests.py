@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from vllm_mamba_retire.matrix import Status, load_matrix
+from vllm_mamba_retire.releases import Status, load_matrix
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
 KUBERNETES = "1.31"  # a version that is in use; the fields are older

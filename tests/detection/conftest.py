@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mamba_retire.inspection import sight
-from vllm_mamba_retire.matrix import Matrix
+from vllm_mamba_retire.evidence import sight
+from vllm_mamba_retire.releases import Matrix
 from vllm_mamba_retire.target import MANAGER_FILE, read_target
 from vllm_mamba_retire.verdict import Mode, Verdict, decide
 

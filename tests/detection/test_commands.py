@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.conftest import Child
 from tests.detection.conftest import Site
 from tests.detection.test_on_disk import LATENT, LIVE, NATIVE, own_path
-
 from vllm_mamba_retire.verification import LAGS, bound
 
 Run = Callable[..., tuple[int, Any]]
@@ -85,7 +85,7 @@ def test_status_with_a_broken_table_says_where(trees: Path, child: Child, tmp_pa
     table = tmp_path / "table.yaml"
     table.write_text("schema: 1\nfix: here\n")
     code = (
-        "import pathlib, vllm_mamba_retire.matrix as m\n"
+        "import pathlib, vllm_mamba_retire.releases as m\n"
         f"m._shipped = lambda: pathlib.Path({str(table)!r})\n"
         + _COMMAND.format(arguments=["status", "--json"])
     )

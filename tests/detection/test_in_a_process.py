@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.conftest import Child
 from tests.detection.conftest import Site
 from tests.detection.test_on_disk import LATENT, LIVE, NATIVE, SERIES, apply

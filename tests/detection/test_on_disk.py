@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.conftest import Child
 from tests.detection.conftest import Site
-
 from vllm_mamba_retire.target import MANAGER_FILE, read_target
 from vllm_mamba_retire.verdict import Reason, Verdict
 
@@ -23,7 +23,7 @@ LIVE, LATENT, NATIVE = "0.29.0", "0.25.1", "0.30.0"
 SERIES = Path(__file__).parents[2] / "patches" / f"v{LIVE}"
 _LOOK_AROUND = """
 import json
-from vllm_mamba_retire.surroundings import look_around
+from vllm_mamba_retire.settings import look_around
 here = look_around()
 print(json.dumps({
     "reason": here.verdict.reason.value, "sentence": here.verdict.sentence,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from proof.compare import MANAGER_FILE, Side
+from tools.proof.compare import MANAGER_FILE, Side
 
 NATIVE = "0.30.0"
 STEPS_VARIABLE = "MAMBA_RETIRE_PROOF_STEPS"

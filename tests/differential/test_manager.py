@@ -2,7 +2,7 @@
 
 Equal after every operation: what the manager answered, block tables, reference counts, order of
 the free queue, block hashes. Against 0.30.0 itself where the two releases' other code agrees;
-against 0.30.0's method on the release's own code everywhere (see `proof.sequences.geometry`).
+against 0.30.0's method on the release's own code everywhere (see `tools.proof.sequences.geometry`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 
 import pytest
-from proof.compare import Comparison, Side, compare, first_difference, runners, shrink
-from proof.sequences import Scope, Sequence, seeded
+from tools.proof.compare import Comparison, Side, compare, first_difference, runners, shrink
+from tools.proof.sequences import Scope, Sequence, seeded
 
 LENGTH = 200  # operations of a sequence
 REGRESSIONS = Path(__file__).with_name("regressions")

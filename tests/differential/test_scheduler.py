@@ -10,8 +10,8 @@ import os
 from collections.abc import Sequence
 
 import pytest
-from proof.compare import ROOT, Side
-from proof.scenarios import seeded
+from tools.proof.compare import ROOT, Side
+from tools.proof.scenarios import seeded
 
 from vllm_mamba_retire.replay.compare import replay_all
 from vllm_mamba_retire.replay.runs import Run

@@ -1,6 +1,6 @@
 """Each Dockerfile of ``docker/`` is built for real and what it builds is asked how it behaves.
 
-The session names local stand-ins for the images that they start from (`lanes.dockerfiles`).
+The session names local stand-ins for the images that they start from (`tools.images.dockerfiles`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mamba_retire.matrix import load_matrix
+from vllm_mamba_retire.releases import load_matrix
 
 ROOT = Path(__file__).parents[2]
-DOCKERFILES = sorted((ROOT / "docker").glob("Dockerfile.*"))
+DOCKERFILES = sorted((ROOT / "docs" / "docker").glob("Dockerfile.*"))
 STAND_INS = json.loads(os.environ["MAMBA_RETIRE_TEST_STAND_INS"])
 BASE = STAND_INS["vllm"]
 BUILDS = {"BASE": BASE, "TOOLS": STAND_INS["tools"], "SITE": STAND_INS["site"]}
@@ -87,7 +87,7 @@ def test_image_they_start_from_keeps_the_old_state():
     ("name", "verdict"), [("pip", "patched"), ("patch", None), ("apply", None)]
 )
 def test_what_it_builds_frees_the_old_state(name: str, verdict: str | None):
-    image = built(ROOT / "docker" / f"Dockerfile.{name}")
+    image = built(ROOT / "docs" / "docker" / f"Dockerfile.{name}")
     assert ask(image) == {"free": 5, "verdict": verdict}
 
 
@@ -96,21 +96,21 @@ def test_every_dockerfile_is_tested():
 
 
 def test_pip_image_changes_no_file_of_vllm():
-    image = built(ROOT / "docker" / "Dockerfile.pip")
+    image = built(ROOT / "docs" / "docker" / "Dockerfile.pip")
     changed = podman("image", "diff", image, BASE).stdout
     assert "mamba_retire" in changed
     assert not re.search(r"^[AC] \S*/vllm/.*\.py$", changed, flags=re.M)
 
 
 def test_patch_image_differs_in_one_file():
-    image = built(ROOT / "docker" / "Dockerfile.patch")
+    image = built(ROOT / "docs" / "docker" / "Dockerfile.patch")
     changed = podman("image", "diff", image, BASE).stdout
     files = re.findall(r"^[ACD] (\S+\.[a-z]+)$", changed, flags=re.M)
     assert files == [f"{BUILDS['SITE']}/vllm/v1/core/single_type_kv_cache_manager.py"]
 
 
 def test_hash_in_the_patch_file_is_the_one_of_the_table():
-    text = (ROOT / "docker" / "Dockerfile.patch").read_text()
+    text = (ROOT / "docs" / "docker" / "Dockerfile.patch").read_text()
     series, sha256 = (
         re.search(rf"^ARG {a}=(\S+)", text, flags=re.M)[1] for a in ("SERIES", "SHA256")
     )
@@ -126,7 +126,7 @@ def test_build_stops_on_a_vllm_that_is_not_as_released(name: str, tmp_path: Path
     manager = f"{BUILDS['SITE']}/vllm/v1/core/single_type_kv_cache_manager.py"
     changed.write_text(f"FROM {BASE}\nRUN echo '# a vendor was here' >> {manager}\n")
     podman("build", "-q", "-t", "localhost/mamba-retire/foreign", str(tmp_path))
-    dockerfile = ROOT / "docker" / f"Dockerfile.{name}"
+    dockerfile = ROOT / "docs" / "docker" / f"Dockerfile.{name}"
     done = podman(
         "build",
         "--network=none",

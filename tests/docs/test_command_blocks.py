@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from blocks import Block, blocks, fences
-from conftest import Shell
+
+from tests.docs.blocks import Block, blocks, fences
+from tests.docs.conftest import Shell
 
 ALL = list(blocks())
 RUN = [block for block in ALL if "not run" not in block.notes]

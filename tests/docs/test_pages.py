@@ -7,9 +7,9 @@ import re
 import sys
 
 import pytest
-from blocks import ROOT
-from conftest import Shell
 
+from tests.docs.blocks import ROOT
+from tests.docs.conftest import Shell
 from vllm_mamba_retire.verdict import Reason
 
 DOCS = ROOT / "docs"
@@ -47,7 +47,7 @@ def test_json_page_names_every_key_of_a_document(command: str, shell: Shell) -> 
 
 
 def test_drawing_is_of_what_the_release_does(shell: Shell) -> None:
-    script = "import json; from lanes.charts import measure; print(json.dumps(measure()))"
+    script = "import json; from tools.docs.drawings import measure; print(json.dumps(measure()))"
     done = shell(f"cd {ROOT} && MAMBA_RETIRE=off {sys.executable} -c '{script}'", "0.29.0")
     assert json.loads(done.stdout.splitlines()[-1]) == json.loads(
         (DOCS / "data" / "block-table.json").read_text()

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
-
-from vllm_mamba_retire.replay.engine import EngineRun, Workload, run
+from tools.engine.harness import EngineRun, Workload, run
 
 NATIVE = "0.30.0"  # the first release that carries the fix
 _SPARSE = Version("0.29")  # from here on a prompt leaves no checkpoints for hits unless asked to

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lanes.demo import CASES, REQUEST, TIGHT, Case, judge
-
-from vllm_mamba_retire.replay.engine import Answer, EngineRun, Step
+from tools.engine.demo import CASES, REQUEST, TIGHT, Case, judge
+from tools.engine.harness import Answer, EngineRun, Step
 
 STOCK, PATCHED, STOCK_TIGHT = Case(1, None, False), Case(1, None, True), Case(1, TIGHT, False)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from test_long_prefill import LONG, OUTPUT, TIGHT, Measure
+from tools.engine.harness import EngineRun, Workload, run
 
-from vllm_mamba_retire.matrix import Status
-from vllm_mamba_retire.replay.engine import EngineRun, Workload, run
+from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.target import MANAGER_FILE
 
 pytestmark = pytest.mark.about(Status.LIVE)

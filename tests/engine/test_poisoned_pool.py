@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from proof.poison import run
-from proof.wrong_fixes import WRONG_FIXES
 from test_traffic import BUSY, FINISHED, TIGHT
+from tools.engine.harness import EngineRun, Workload
+from tools.engine.poison import run
+from tools.proof.wrong_fixes import WRONG_FIXES
 
 import vllm_mamba_retire
-from vllm_mamba_retire.matrix import Status
-from vllm_mamba_retire.replay.engine import EngineRun, Workload
+from vllm_mamba_retire.releases import Status
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(vllm_mamba_retire.__file__).parent

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tools.engine.harness import Action, EngineRun, Workload
 
-from vllm_mamba_retire.matrix import Status
-from vllm_mamba_retire.replay.engine import Action, EngineRun, Workload
+from vllm_mamba_retire.releases import Status
 
 Measure = Callable[[Workload], EngineRun]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lanes import images
+from tools.images import rollout as images
 
 from vllm_mamba_retire.images.engine import Engine
 from vllm_mamba_retire.images.inspection import inspect
 from vllm_mamba_retire.images.live import read_image
-from vllm_mamba_retire.matrix import load_matrix
+from vllm_mamba_retire.releases import load_matrix
 
 Build = Callable[..., str]
 TABLE = Path(__file__).parents[2] / "compat_matrix.yaml"

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vllm_mamba_retire.cli import app
-from vllm_mamba_retire.matrix import Matrix
+from vllm_mamba_retire.releases import Matrix
 
 Build = Callable[..., str]
 Podman = Callable[..., str]

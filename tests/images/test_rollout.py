@@ -35,7 +35,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def image(
     request: pytest.FixtureRequest, podman: Podman, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """A release with this package installed by pip, as docker/Dockerfile.pip does it."""
+    """A release with this package installed by pip, as docs/docker/Dockerfile.pip does it."""
     base = request.getfixturevalue(request.param)
     context = tmp_path_factory.mktemp("context")
     (context / "Containerfile").write_text(f"FROM {base}\n{INSTALL}\n")

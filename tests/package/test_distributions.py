@@ -12,9 +12,9 @@ from email.message import Message
 
 import pytest
 import yaml
-from conftest import ROOT, Distributions
 from packaging.requirements import Requirement
 
+from tests.package.conftest import ROOT, Distributions
 from vllm_mamba_retire import __version__
 
 INFO = f"vllm_mamba_retire-{__version__}.dist-info"
@@ -91,7 +91,7 @@ def test_source_archive_can_run_its_own_sessions(first: Distributions) -> None:
     with tarfile.open(first.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for wanted in (
-        *("noxfile.py", "lanes/provision.py", "tests/unit/test_arm.py", "compat_matrix.yaml"),
+        *("noxfile.py", "tools/env/provision.py", "tests/unit/test_arm.py", "compat_matrix.yaml"),
         *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml"),
     ):
         assert wanted in names, wanted

@@ -6,9 +6,10 @@ import zipfile
 from email import message_from_bytes
 
 import pytest
-from conftest import Distributions
-from lanes.pins import PinsMoveError, added, resolve
-from lanes.table import releases
+from tools.env.pins import PinsMoveError, added, resolve
+from tools.table.rows import releases
+
+from tests.package.conftest import Distributions
 
 LIVE = [row.version for row in releases() if row.status == "live"]
 

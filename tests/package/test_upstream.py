@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conftest import ROOT
-from lanes.upstream import Outcome, judge
+from tools.table.watch import Outcome, judge
 
-from vllm_mamba_retire.matrix import Matrix, Row, Status, load_matrix
+from tests.package.conftest import ROOT
+from vllm_mamba_retire.releases import Matrix, Row, Status, load_matrix
 
 METHOD = "MambaManager._remove_blocks_in_range"
 

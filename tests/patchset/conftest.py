@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_trees import Cli
+
+from tests.patchset.real_trees import Cli
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_mamba_retire.matrix import load_matrix
 from vllm_mamba_retire.patchset.operations import Known
 from vllm_mamba_retire.patchset.series import Series, shipped_series
+from vllm_mamba_retire.releases import load_matrix
 
 MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
 MATRIX = load_matrix()

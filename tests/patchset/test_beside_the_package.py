@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_trees import MANAGER, RELEASE, importable, patch_with_gnu, series_for
+
+from tests.patchset.real_trees import MANAGER, RELEASE, importable, patch_with_gnu, series_for
 
 LOOK = """
 import json

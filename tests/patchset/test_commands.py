@@ -13,7 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from real_trees import (
+
+from tests.patchset.real_trees import (
     KNOWN,
     MANAGER,
     RELEASE,
@@ -24,12 +25,11 @@ from real_trees import (
     series_for,
     snapshot,
 )
-
-from vllm_mamba_retire.matrix import Matrix
 from vllm_mamba_retire.patchset import childprobe, hunks, lock, operations, transaction, tree
 from vllm_mamba_retire.patchset.operations import Known, to_apply, to_revert
 from vllm_mamba_retire.patchset.series import sha256
 from vllm_mamba_retire.patchset.transaction import TransactionError
+from vllm_mamba_retire.releases import Matrix
 
 
 def test_apply_then_revert(release: str, tmp_path: Path, cli: Cli):

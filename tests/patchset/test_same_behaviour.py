@@ -9,15 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from proof.compare import Side, compare
-from real_trees import (
-    ROOT,
-    importable,
-    patch_with_gnu,
-    series_for,
-    source_of,
-)
+from tools.proof.compare import Side, compare
 
+from tests.patchset.real_trees import ROOT, importable, patch_with_gnu, series_for, source_of
 from vllm_mamba_retire.replay.cases import read_cases
 from vllm_mamba_retire.replay.compare import replay_all
 

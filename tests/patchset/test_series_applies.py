@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_trees import (
+
+from tests.patchset.real_trees import (
     MANAGER,
     files_only,
     folder_of,
@@ -19,7 +20,6 @@ from real_trees import (
     series_for,
     source_of,
 )
-
 from vllm_mamba_retire.patchset import hunks
 from vllm_mamba_retire.patchset.series import sha256
 

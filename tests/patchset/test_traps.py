@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from real_trees import (
+
+from tests.patchset.real_trees import (
     MANAGER,
     RELEASE,
     Cli,
@@ -26,7 +27,6 @@ from real_trees import (
     series_for,
     snapshot,
 )
-
 from vllm_mamba_retire.patchset.series import sha256
 
 SERIES = series_for(RELEASE)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from tests.conftest import Child
 
-from vllm_mamba_retire.matrix import Status
+from tests.conftest import Child
+from vllm_mamba_retire.releases import Status
 
 LOOK = """
 import sys

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.conftest import Child
 
-from vllm_mamba_retire.matrix import Status
+from tests.conftest import Child
+from vllm_mamba_retire.releases import Status
 
 pytestmark = pytest.mark.about(Status.LIVE)
 
@@ -58,7 +58,7 @@ t._read = lambda path: (None, f"{path} cannot be read (Permission denied)")
     ),
     "the table is missing": (
         """
-import pathlib, vllm_mamba_retire.matrix as m
+import pathlib, vllm_mamba_retire.releases as m
 m._shipped = lambda: pathlib.Path("nowhere.yaml")
 """,
         "failed",
@@ -89,7 +89,7 @@ b.retire = lambda *_: None
     ),
     "the code is of no known release": (
         """
-import vllm_mamba_retire.matrix as m
+import vllm_mamba_retire.releases as m
 real = m.load_matrix
 def load(path=None):
     import dataclasses

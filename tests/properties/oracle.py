@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from proof.world import Client, World
+from tools.proof.world import Client, World
 
 
 class BrokenError(AssertionError):

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from oracle import BrokenError, Oracle
-from proof.sequences import ARGUMENT, OPERATIONS, Geometry
-from proof.world import World
+from tools.proof.sequences import ARGUMENT, OPERATIONS, Geometry
+from tools.proof.world import World
 from vllm.v1.core import single_type_kv_cache_manager as managers
 
+from tests.properties.oracle import BrokenError, Oracle
 from vllm_mamba_retire import binding
 
 number = st.integers(0, ARGUMENT - 1)

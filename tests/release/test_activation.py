@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from vllm_mamba_retire import activation, binding
-from vllm_mamba_retire.matrix import Status
 from vllm_mamba_retire.probe import probe
+from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.verdict import Outcome, Reason, Verdict
 
 REASONS = {

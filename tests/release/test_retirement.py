@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vllm_mamba_retire import binding
-from vllm_mamba_retire.matrix import Status
+from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.replay.manager import live_states, peak_states
 from vllm_mamba_retire.standalone import build_manager
 

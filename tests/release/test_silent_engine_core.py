@@ -17,8 +17,8 @@ import pytest
 from vllm.v1.core import single_type_kv_cache_manager
 
 from vllm_mamba_retire import processes, procfs
-from vllm_mamba_retire.matrix import Status
 from vllm_mamba_retire.processes import Silent
+from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.target import MANAGER_FILE
 
 _STAND_IN = """

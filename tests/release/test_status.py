@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from vllm_mamba_retire.matrix import Status
+from vllm_mamba_retire.releases import Status
 
 if TYPE_CHECKING:
-    from conftest import Child
+    from tests.release.conftest import Child
 
 _STATUS = """
 import sys
@@ -104,7 +104,7 @@ def test_a_process_told_to_do_nothing_keeps_no_record(child: Child) -> None:
 def test_an_error_of_our_own_is_not_taken_for_a_finding(child: Child) -> None:
     done = child(
         "import sys\n"
-        "import vllm_mamba_retire.matrix as matrix\n"
+        "import vllm_mamba_retire.releases as matrix\n"
         "from vllm_mamba_retire.cli import main\n"
         "matrix.load_matrix = lambda: 1 / 0\n"
         "sys.argv = ['vllm-mamba-retire', 'status']\n"

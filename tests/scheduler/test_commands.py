@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from vllm_mamba_retire.cli import app
-from vllm_mamba_retire.matrix import Status
+from vllm_mamba_retire.releases import Status
 
-STAND_IN = Path(__file__).parents[2] / "shim/vllm_mamba_retire/replay/models/qwen3_next"
+STAND_IN = Path(__file__).parents[2] / "shim/vllm_mamba_retire/replay/stand_in"
 # A 27B hybrid: 48 linear-attention layers and 16 of full attention, which make 3 groups and 1.
 LARGE = {
     "hidden_size": 5120,

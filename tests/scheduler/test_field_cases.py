@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_mamba_retire.matrix import Status
-from vllm_mamba_retire.replay.bounds import Geometry
+from vllm_mamba_retire.plan.bounds import Geometry
+from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.replay.cases import Case
 from vllm_mamba_retire.replay.compare import Pair
 from vllm_mamba_retire.replay.expectations import differences

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_mamba_retire.matrix import Status
+from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.replay.compare import Pair
 
 Replays = dict[str, list[Pair]]

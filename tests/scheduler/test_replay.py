@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vllm_mamba_retire.matrix import Status
+from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.replay.compare import Pair, ReplayError, compare, replay_all
 from vllm_mamba_retire.replay.scenario import Arrival, Scenario
 

@@ -14,9 +14,8 @@ import sys
 def register() -> None:
     if "vllm_mamba_retire.plugin" not in sys.modules:
         raise RuntimeError("vLLM did not load the installed package by itself")
+    from tools.engine.worker import register_seeded_weights, schedule_ahead
     from vllm.platforms.cpu import CpuPlatform
-
-    from vllm_mamba_retire.replay.engine_process import register_seeded_weights, schedule_ahead
 
     schedule_ahead(1)
     register_seeded_weights()

@@ -20,10 +20,10 @@ from typing import Any
 import openai
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from tools.engine.harness import MODELS
 
-from vllm_mamba_retire import ledger
+from vllm_mamba_retire import records
 from vllm_mamba_retire.processes import Survey
-from vllm_mamba_retire.replay.engine import MODELS
 
 BUDGET = 2560  # tokens
 BLOCKS = 80  # room for a prompt of 40,000 tokens, not for the states that stock vLLM keeps
@@ -148,9 +148,9 @@ class Running:
         assert self.process.poll() is None, self.log.read_text(errors="replace")[-6000:]
         return True
 
-    def entries(self) -> list[ledger.Entry]:
+    def entries(self) -> list[records.Entry]:
         """Records of its processes that are alive."""
-        return list(ledger.read(self.records))
+        return list(records.read(self.records))
 
     def survey(self, *, path: str | None = None, records: Path | None = None) -> Survey:
         """What a command sees that is run beside it."""

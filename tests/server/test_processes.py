@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import ENGINE, Running, Server, eventually, prompt
 
 import vllm_mamba_retire
-from vllm_mamba_retire.matrix import Status
+from tests.server.serving import ENGINE, Running, Server, eventually, prompt
+from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.verdict import Reason
 
 # An application that makes an engine, serves one prompt and waits.

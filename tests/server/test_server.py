@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving import BLOCKS, BUDGET, PATIENCE, Server, eventually, prompt
 
-from vllm_mamba_retire.matrix import Status
+from tests.server.serving import BLOCKS, BUDGET, PATIENCE, Server, eventually, prompt
+from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.verdict import Reason
 
 LONG = prompt(1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from vllm_mamba_retire.matrix import Matrix, Status
+from vllm_mamba_retire.releases import Matrix, Status
 
 STEPS = 154  # 77 with synchronous scheduling, 77 with asynchronous
 FREED = 4  # block of async prompt_10_block_size that upstream's fix frees in its last step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tests.conftest import Child
 
 HEAVY = "{'vllm', 'torch', 'wrapt', 'yaml', 'packaging', 'typer', 'rich', 'dataclasses', 'typing'}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vllm_mamba_retire.matrix import Row, Status
+from vllm_mamba_retire.releases import Row, Status
 from vllm_mamba_retire.target import Target
 from vllm_mamba_retire.verdict import Evidence, Mode, Outcome, Reason, Verdict, decide
 

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from vllm_mamba_retire.cli import processes
-from vllm_mamba_retire.ledger import Entry
 from vllm_mamba_retire.processes import Node, Silent, Survey
+from vllm_mamba_retire.records import Entry
 from vllm_mamba_retire.retirement import Counters
 from vllm_mamba_retire.verdict import Reason, Verdict
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proof import report
+from tools.proof import page as report
 
 from vllm_mamba_retire import __version__
-from vllm_mamba_retire.matrix import Matrix, Status
+from vllm_mamba_retire.releases import Matrix, Status
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_mamba_retire.replay.bounds import Geometry, mib
+from vllm_mamba_retire.plan.bounds import Geometry, mib
 
 GLM = Geometry(block=3584, budget=8192, spec=5, lag=2)
 FIELD = Geometry(block=1568, budget=4096, groups=3)

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from vllm_mamba_retire.cli import app
-from vllm_mamba_retire.matrix import Status
-from vllm_mamba_retire.replay.deployment import Deployment, settle
-from vllm_mamba_retire.replay.planner import judge, plan
+from vllm_mamba_retire.plan.deployment import Deployment, settle
+from vllm_mamba_retire.plan.planner import judge, plan
+from vllm_mamba_retire.plan.serverlog import estimate_pool, read_log
+from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.replay.scenario import InputError
-from vllm_mamba_retire.replay.serverlog import estimate_pool, read_log
 
 FIELD = {"block": 1568, "budget": 4096, "prompt": 237_000, "pool": 325, "block_bytes": 51_380_224}
 LOG = """\

@@ -175,11 +175,11 @@ class _Report:
 @contextmanager
 def _reported(report: _Report) -> Iterator[_Report]:
     """Turn what can go wrong into a sentence and an exit code, and print the report."""
-    from vllm_mamba_retire.matrix import MatrixError
     from vllm_mamba_retire.patchset.operations import RefusedError
     from vllm_mamba_retire.patchset.series import SeriesError
     from vllm_mamba_retire.patchset.transaction import RollbackError, TransactionError
     from vllm_mamba_retire.patchset.tree import TreeError
+    from vllm_mamba_retire.releases import MatrixError
 
     try:
         yield report
@@ -194,9 +194,9 @@ def _reported(report: _Report) -> Iterator[_Report]:
 
 
 def _known() -> Known:
-    from vllm_mamba_retire.matrix import load_matrix
     from vllm_mamba_retire.patchset.operations import Known
     from vllm_mamba_retire.patchset.series import shipped_series
+    from vllm_mamba_retire.releases import load_matrix
 
     matrix = load_matrix()
     return Known(matrix, shipped_series(matrix))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from vllm_mamba_retire.matrix import Status
-    from vllm_mamba_retire.replay.deployment import Deployment
-    from vllm_mamba_retire.replay.planner import Plan, SidePlan
+    from vllm_mamba_retire.plan.deployment import Deployment
+    from vllm_mamba_retire.plan.planner import Plan, SidePlan
+    from vllm_mamba_retire.releases import Status
 
 SCHEMA = 1
 _GIB = 2**30
@@ -85,14 +85,14 @@ def plan(
         "version": version,
     }
     with usage_errors():
-        from vllm_mamba_retire.replay.planner import plan as make_plan
+        from vllm_mamba_retire.plan.planner import plan as make_plan
 
         deployment = _gather(given, model, list(serve or ()), log, kv_memory)
         status = _status(deployment)
         replayed = _replayed(deployment) if with_replay else None
         answer = make_plan(deployment, status, replayed)
         if chart is not None:
-            from vllm_mamba_retire.replay.charts import draw_growth
+            from vllm_mamba_retire.plan.charts import draw_growth
 
             draw_growth(deployment, chart)
     if as_json:
@@ -109,10 +109,10 @@ def _gather(
     log: Path | None,
     kv_memory: float | None,
 ) -> Deployment:
-    from vllm_mamba_retire.replay.deployment import settle
-    from vllm_mamba_retire.replay.model import read_model
+    from vllm_mamba_retire.plan.deployment import settle
+    from vllm_mamba_retire.plan.model import read_model
+    from vllm_mamba_retire.plan.serverlog import estimate_pool, read_log
     from vllm_mamba_retire.replay.scenario import InputError
-    from vllm_mamba_retire.replay.serverlog import estimate_pool, read_log
 
     sources: dict[str, dict[str, Any]] = {"given": given}
     model, flags = _unpasted(model, flags)
@@ -147,7 +147,7 @@ def _unpasted(model: Path | None, flags: list[str]) -> tuple[Path | None, list[s
 def _status(deployment: Deployment) -> Status | None:
     from packaging.version import InvalidVersion, Version
 
-    from vllm_mamba_retire.matrix import load_matrix
+    from vllm_mamba_retire.releases import load_matrix
     from vllm_mamba_retire.replay.scenario import InputError
 
     if deployment.version is None:

@@ -15,7 +15,7 @@ from vllm_mamba_retire import disarm
 
 if TYPE_CHECKING:
     from vllm_mamba_retire.processes import Node
-    from vllm_mamba_retire.surroundings import Surroundings
+    from vllm_mamba_retire.settings import Surroundings
 
 SCHEMA = 1
 
@@ -48,7 +48,7 @@ def status(
     """
     # Nothing here imports vLLM, and looking for it must not load what waits for its import.
     disarm()
-    from vllm_mamba_retire.surroundings import look_around
+    from vllm_mamba_retire.settings import look_around
 
     here = look_around()
     nodes = _nodes(ray)

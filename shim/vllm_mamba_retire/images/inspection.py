@@ -9,8 +9,8 @@ from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vllm_mamba_retire.inspection import sight
-from vllm_mamba_retire.matrix import load_matrix
+from vllm_mamba_retire.evidence import sight
+from vllm_mamba_retire.releases import load_matrix
 from vllm_mamba_retire.target import Target, read_target
 from vllm_mamba_retire.verdict import Mode, Reason, Verdict, decide
 

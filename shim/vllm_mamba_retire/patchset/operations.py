@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_mamba_retire.matrix import Matrix
+from vllm_mamba_retire.releases import Matrix
 
 from . import childprobe, hunks, statefile
 from .lock import locked

@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_mamba_retire.matrix import Matrix
+from vllm_mamba_retire.releases import Matrix
 
 from . import hunks
 

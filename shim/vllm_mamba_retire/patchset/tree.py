@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from vllm_mamba_retire.matrix import Matrix, Status
+from vllm_mamba_retire.releases import Matrix, Status
 from vllm_mamba_retire.target import MANAGER_FILE, read_target
 
 from . import hunks, statefile

@@ -27,7 +27,7 @@ _LINES_SHOWN = 20
 Side = Literal["stock", "fixed"]
 _MODES: dict[Side, str] = {"stock": "off", "fixed": "auto"}
 OnProgress = Callable[[Side, int, int, int], None]
-OLDEST = "0.26"  # schedulers before it are replayed by lanes/evidence.py alone
+OLDEST = "0.26"  # schedulers before it are replayed by tools/table/behaviour.py alone
 
 
 class ReplayError(Exception):

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .bounds import mib
 from .cases import Case
 from .compare import Pair, Side
 from .runs import Run
 from .scenario import InputError
 
+_MIB = 2**20
 _PROPERTIES = (
     "scheduled_tokens",
     "prefill_steps",
@@ -86,7 +86,7 @@ class _Comparison:
             raise InputError(f"layout: {self.case.id} has MiB figures and none to get them from.")
         for side, value in figures.items():
             for run in self._run(side):
-                held = round(mib(run.peak_states, block_bytes), 2)
+                held = round(run.peak_states * block_bytes / _MIB, 2)
                 yield from _check(f"{side} MiB per group", held, value)
 
     def _states_after(self, tokens: int, figures: Mapping[str, Any]) -> Iterator[str]:

@@ -6,10 +6,10 @@ import dataclasses
 import hashlib
 
 import pytest
-from image_making import NATIVE_SOURCE, SOURCE
 
+from tests.unit.images.image_making import NATIVE_SOURCE, SOURCE
 from vllm_mamba_retire.images import inspection
-from vllm_mamba_retire.matrix import Matrix, load_matrix
+from vllm_mamba_retire.releases import Matrix, load_matrix
 
 
 @pytest.fixture(autouse=True)

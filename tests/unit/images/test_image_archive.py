@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 
 import pytest
-from image_making import AMD64, ARM64, MANAGER, PYTHON, layer, oci, saved, vllm
 
+from tests.unit.images.image_making import AMD64, ARM64, MANAGER, PYTHON, layer, oci, saved, vllm
 from vllm_mamba_retire.images.archive import read_archive
 from vllm_mamba_retire.images.config import this_architecture
 from vllm_mamba_retire.images.tree import ImageError

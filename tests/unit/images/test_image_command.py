@@ -7,9 +7,19 @@ import re
 from pathlib import Path
 
 import pytest
-from image_making import ARM64, NATIVE_SOURCE, PYTHON, Link, layer, own, saved, unpacked, vllm
 from typer.testing import CliRunner
 
+from tests.unit.images.image_making import (
+    ARM64,
+    NATIVE_SOURCE,
+    PYTHON,
+    Link,
+    layer,
+    own,
+    saved,
+    unpacked,
+    vllm,
+)
 from vllm_mamba_retire.cli import app
 from vllm_mamba_retire.images.engine import Engine
 

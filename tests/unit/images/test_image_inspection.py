@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from image_making import (
+
+from tests.unit.images.image_making import (
     ARM64,
     NATIVE_SOURCE,
     PYTHON,
@@ -18,7 +19,6 @@ from image_making import (
     unpacked,
     vllm,
 )
-
 from vllm_mamba_retire.images.config import Config
 from vllm_mamba_retire.images.inspection import Inspection, inspect
 from vllm_mamba_retire.images.rootfs import read_rootfs

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import IO
 
 import pytest
-from image_making import FOLDER, MANAGER, Link, layer, vllm
 
+from tests.unit.images.image_making import FOLDER, MANAGER, Link, layer, vllm
 from vllm_mamba_retire.images.layers import put_layer
 from vllm_mamba_retire.images.tree import ImageError, Tree
 

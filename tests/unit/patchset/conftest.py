@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small_release import RELEASED, Checkout, known
 
+from tests.unit.patchset.small_release import RELEASED, Checkout, known
 from vllm_mamba_retire.patchset.operations import Known
 
 

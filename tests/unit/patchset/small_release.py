@@ -7,9 +7,9 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_mamba_retire.matrix import Fix, Matrix, PatchedFile, Row, Status
 from vllm_mamba_retire.patchset.operations import Known
 from vllm_mamba_retire.patchset.series import sha256, shipped_series
+from vllm_mamba_retire.releases import Fix, Matrix, PatchedFile, Row, Status
 
 MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
 HELPER = "vllm/v1/core/helper.py"

@@ -10,8 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
-from small_release import HELPER, MANAGER, PATCHED, RELEASED, TEST, Checkout, known
 
+from tests.unit.patchset.small_release import (
+    HELPER,
+    MANAGER,
+    PATCHED,
+    RELEASED,
+    TEST,
+    Checkout,
+    known,
+)
 from vllm_mamba_retire.patchset import operations, statefile
 from vllm_mamba_retire.patchset.lock import locked
 from vllm_mamba_retire.patchset.operations import Known, RefusedError, to_apply, to_revert

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mamba_retire.matrix import Status, load_matrix
 from vllm_mamba_retire.patchset.series import Series, SeriesError, shipped_series
+from vllm_mamba_retire.releases import Status, load_matrix
 
 ROOT = Path(__file__).parents[3]
 PATCHES = ROOT / "patches"

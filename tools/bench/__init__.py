@@ -1,0 +1,1 @@
+"""Benchmarks: ratios against native 0.30.0."""

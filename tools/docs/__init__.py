@@ -1,0 +1,1 @@
+"""Pages and drawings that are generated."""

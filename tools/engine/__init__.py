@@ -1,0 +1,1 @@
+"""A real vLLM engine on a CPU: harness, demonstration, traffic."""

@@ -1,0 +1,58 @@
+"""A folder of wheels that installs this package, and what tests it, without a network."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tools.env import provision
+
+TOOLS = ("pip", *provision.TEST_TOOLS)
+
+
+def wheelhouse(python: str) -> Path:
+    """The wheels for one version of Python (``3.12``) on this machine's architecture.
+
+    This package's own is built anew each time; the others are fetched once.
+    """
+    folder = provision.CACHE / "wheelhouses" / python
+    own = provision.requirements_of(provision.own_package(), "vllm-mamba-retire")
+    wanted = [*map(str, own), *TOOLS]
+    stamp = folder / "wanted.txt"
+    with provision._lock(f"wheelhouse-{python}"):
+        if not stamp.exists() or stamp.read_text() != "\n".join(wanted):
+            shutil.rmtree(folder, ignore_errors=True)
+            print(f"fetching wheels for Python {python}", flush=True)
+            _pip("download", *wanted, f"--dest={folder}", f"--python-version={python}")
+            stamp.write_text("\n".join(wanted))
+        for old in folder.glob("vllm_mamba_retire-*.whl"):
+            old.unlink()
+        shutil.copy(own_wheel(), folder)
+    return folder
+
+
+def own_wheel() -> Path:
+    """This package as it is published."""
+    folder = provision.CACHE / "wheel"
+    with tempfile.TemporaryDirectory() as making:
+        build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", making)
+        _run(*build, str(provision.ROOT))
+        (wheel,) = Path(making).glob("*.whl")
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(wheel, folder))
+
+
+def _pip(*arguments: str) -> None:
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+    _run(*pip, *arguments, "--only-binary=:all:")
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise provision.ProvisionError(f"{' '.join(command)} failed\n{done.stdout}")

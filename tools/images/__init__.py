@@ -1,0 +1,1 @@
+"""Container images, built locally or pulled, and this package in them."""

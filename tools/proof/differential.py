@@ -1,0 +1,65 @@
+"""The long comparison: ``python -m tools.proof.differential TREES RESULTS --release 0.29.0 ...``.
+
+The steps are shared out evenly among the scopes of `tools.proof.sequences.geometry`. Writes a JSON
+file per release and scope into RESULTS; exits with 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tools.proof.compare import MANAGER_FILE, Side, compare
+from tools.proof.sequences import Scope
+from vllm_mamba_retire import __version__
+
+NATIVE = "0.30.0"
+LENGTH = 200  # operations of a sequence
+SCOPES: tuple[Scope, ...] = ("native", "graft", "wide")
+
+
+def compare_release(
+    trees: Path, release: str, scope: Scope, steps: int, seed: int
+) -> dict[str, Any]:
+    """One comparison of a patched release, as plain data for the report."""
+    patched = Side(trees / release, "patched")
+    if scope == "graft":
+        other = Side(trees / release, "graft", trees / NATIVE / MANAGER_FILE)
+    else:
+        other = Side(trees / NATIVE, "as-is")
+    print(f"{release} {scope}: {steps} steps, seeds from {seed}", flush=True)
+    done = compare(patched, other, seed=seed, steps=steps, length=LENGTH, scope=scope)
+    print(f"  {done.steps} equal, {len(done.different)} sequences differ", flush=True)
+    seeds = [seed, seed + -(-steps // LENGTH) - 1]
+    comparison = {"scope": scope, "seeds": seeds, "length": LENGTH, **asdict(done)}
+    return {"version": __version__, "release": release, "comparisons": [comparison]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trees", type=Path, help="folder with a folder per release")
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--release", action="append", required=True)
+    parser.add_argument("--scope", action="append", choices=SCOPES)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    asked.results.mkdir(parents=True, exist_ok=True)
+    scopes = asked.scope or SCOPES
+    steps = -(-asked.steps // len(scopes))
+    different = False
+    for release in asked.release:
+        for scope in scopes:
+            data = compare_release(asked.trees, release, scope, steps, asked.seed)
+            different |= bool(data["comparisons"][0]["different"])
+            path = asked.results / f"differential-{release}-{scope}.json"
+            path.write_text(json.dumps(data, indent=1))
+    return int(different)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Runs the series' own tests and the properties on mutants of a release patched on disk.
+
+``python -m tools.proof.disk_mutants RESULTS --release 0.29.0 --tree FOLDER``, FOLDER on the path.
+Only lines that the series adds are changed. As in `mutants`, exit code 1 means that a mutant
+survived which is not known to be equivalent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tools.proof import replaced
+from tools.proof.forks import ROOT, first_failure, in_fork
+from tools.proof.mutations import mutants
+from vllm_mamba_retire import __version__
+from vllm_mamba_retire.patchset import hunks
+from vllm_mamba_retire.patchset.series import Series, shipped_series
+from vllm_mamba_retire.releases import load_matrix
+
+# Mutants that behave as the series does, by part of their name, with the reason.
+EQUIVALENT = {
+    "_remove_blocks_in_range:1812 one more: 0": "a table is never remembered without its number",
+}
+
+
+def patched_text(series: Series, tree: Path) -> tuple[str, set[int]]:
+    """The manager's source with the series applied, and the numbers of the lines it adds."""
+    stock = (tree / series.code.path).read_text()
+    text = hunks.apply(series.code.diff, stock)
+    matcher = difflib.SequenceMatcher(None, stock.splitlines(), text.splitlines(), autojunk=False)
+    added = (range(j1 + 1, j2 + 1) for tag, _, _, j1, j2 in matcher.get_opcodes() if tag != "equal")
+    return text, {line for lines in added for line in lines}
+
+
+def killer(source: str, tests: str) -> str | None:
+    """The test that fails where this text is the manager's, in forks of this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "manager.py"
+        file.write_text(source)
+        own = Path(folder) / "test_mamba_state_retirement.py"
+        own.write_text(tests)
+        return in_fork(lambda: _own_tests(file, own)) or in_fork(lambda: _properties(file))
+
+
+def _own_tests(manager: Path, tests: Path) -> str | None:
+    replaced.serve(manager)
+    return first_failure([], str(tests))
+
+
+def _properties(manager: Path) -> str | None:
+    replaced.serve(manager)
+    sys.path[:0] = [str(ROOT / "tests" / "properties"), str(ROOT)]
+    machine = importlib.import_module("test_live_states")
+    try:
+        machine.search(machine.Requests)
+    except Exception as error:
+        return f"properties: {error}"
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--release", required=True)
+    parser.add_argument("--tree", type=Path, required=True)
+    asked = parser.parse_args()
+    os.environ |= {"MAMBA_RETIRE": "off", "VLLM_LOGGING_LEVEL": "CRITICAL"}
+    every = shipped_series(load_matrix())
+    (series,) = (each for each in every if each.release == asked.release)
+    (test_change,) = (change for change in series.changes if change.is_test)
+    tests = hunks.apply(test_change.diff, None)
+    text, added = patched_text(series, asked.tree)
+    for name in ("pytest", "hypothesis.stateful", "vllm.v1.core.block_pool", "vllm.v1.request"):
+        importlib.import_module(name)
+    if broken := killer(text, tests):
+        print(f"fails without any mutant: {broken}")
+        return 2
+    fates = []
+    for mutant in mutants(text, added):
+        killed_by = killer(mutant.source, tests)
+        print(f"{mutant.name}\n    {killed_by or '** SURVIVED **'}", flush=True)
+        excuse = next((why for part, why in EQUIVALENT.items() if part in mutant.name), None)
+        fates.append({"mutant": mutant.name, "killed_by": killed_by, "excuse": excuse})
+    asked.results.mkdir(parents=True, exist_ok=True)
+    data = {"version": __version__, "release": asked.release, "mutants": fates}
+    (asked.results / "disk-mutants.json").write_text(json.dumps(data, indent=1))
+    survivors = [fate for fate in fates if fate["killed_by"] is None]
+    print(f"{len(fates) - len(survivors)} of {len(fates)} killed")
+    return int(any(fate["excuse"] is None for fate in survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Writes docs/proof.md and docs/data/proof.json from what the runs left behind.
+
+``python -m tools.proof.page RESULTS DOCS``. Every number in the page is one of the JSON, which is
+what the runs wrote; a part that was not run is said to be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Data = dict[str, Any]
+_ROUNDS_FOR_MEMORY = 40
+_SINGLE = ("mutants", "disk-mutants", "soak")
+
+_HEAD = """\
+# Proof
+
+Freeing a state that is still read gives silent wrong output, not a crash. What is here was run on
+real vLLM releases with version {version} of this package. The sessions `mutants`, `upstream-tests`
+and `soak` leave their results in the cache; `nox -s proof` runs the comparison, a million steps per
+leaking release, and writes this page and `data/proof.json` from what it finds there. What was run
+for this page is what its tables say, no more.
+"""
+
+_DIFFERENTIAL = """\
+## Side by side with 0.30.0
+
+One generator makes sequences of operations: admit (with prefix hits), schedule a chunk or a decode
+step, settle it and reject drafts, retire, finish or abort with steps in flight, preempt, resume,
+roll computed tokens back, pop now and free later, drop the prefix cache. One to three Mamba groups
+share a pool of 16 to 96 blocks with an attention group, up to four steps are in flight. After every
+operation these must be equal: what the manager answered, all block tables, all reference counts,
+the order of the free queue, the hash of every block.
+
+| compared with | geometries | why not more |
+|---|---|---|
+| `native`: 0.30.0 itself | dense retention, hits of whole blocks, up to five draft tokens | the \
+part that all live releases and 0.30.0 share |
+| `wide`: 0.30.0 itself | also sparse retention and partial hits, or else an EAGLE drafter | an \
+EAGLE drafter together with one of the two differs also where the older release runs 0.30.0's own \
+method: 0.30.0 changed which states such a prompt keeps and where its tail is cached |
+| `graft`: 0.30.0's method on the release's own code | everything | nothing is left out; the \
+method is read from an installed 0.30.0 when the comparison runs |
+
+Not compared: KV connectors, encoder blocks, the worker. One deviation is wanted and cannot be seen
+here, because no scheduler does it: where a table is replaced without `pop_blocks_for_free`, 0.30.0
+goes on from the old watermark and never frees the first states of the new table; here the watermark
+belongs to the table and starts at 0. `tests/release/test_retirement.py` shows both. No sequence
+showed a fault of 0.30.0's own.
+
+"Ended early" are sequences of 200 steps in which vLLM raised the same error on both sides, an
+assertion in `allocate_new_blocks`; they are counted with their whole length.
+Where a scheduler is in charge, each release's own, `tests/differential/test_scheduler.py` compares
+25 scenarios step by step.
+"""
+
+
+_POISON = """\
+## Freed states overwritten
+
+A real engine whose freed states are overwritten at once, and whose live tables may not refer to a
+free block. Its answers are compared token by token with a stock engine and a pool in which nothing
+is reused; mutants that free a state still to be read are the control
+(`tests/engine/test_poisoned_pool.py`, `nox -s engine`).
+"""
+
+
+def collect(results: Path) -> Data:
+    """What the runs left behind, as one piece of plain data."""
+    data: Data = {
+        "differential": _merged(_per_release(results, "differential")),
+        "upstream": _per_release(results, "upstream"),
+    }
+    for name in _SINGLE:
+        path = results / f"{name}.json"
+        data[name] = json.loads(path.read_text()) if path.exists() else None
+    parts = [*data["differential"], *data["upstream"], *(data[name] for name in _SINGLE)]
+    versions = {part["version"] for part in parts if part}
+    if len(versions) != 1:
+        raise SystemExit(f"the runs are of versions {sorted(versions)}; run them again")
+    return {"version": versions.pop(), **data}
+
+
+def _per_release(results: Path, part: str) -> list[Data]:
+    paths = sorted(results.glob(f"{part}-*.json"), reverse=True)
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def _merged(parts: list[Data]) -> list[Data]:
+    """One entry per release, whichever runs its comparisons are from."""
+    merged: dict[str, Data] = {}
+    for part in parts:
+        known = merged.setdefault(part["release"], {**part, "comparisons": []})
+        known["comparisons"] += part["comparisons"]
+        if known["version"] != part["version"]:
+            raise SystemExit(f"{part['release']} was compared by different versions; run it again")
+    return list(merged.values())
+
+
+def render(data: Data) -> str:
+    """The page."""
+    return "\n".join(_sections(data)).rstrip() + "\n"
+
+
+def _sections(data: Data) -> Iterator[str]:
+    yield _HEAD.format(version=data["version"])
+    yield _DIFFERENTIAL
+    yield from _differential(data["differential"])
+    yield "## Mutants\n"
+    yield from _mutants(data["mutants"], "The patch: `retirement.py`, `binding.py`, `verdict.py`")
+    yield from _mutants(data["disk-mutants"], "The series on disk")
+    yield from _upstream(data["upstream"])
+    yield _POISON
+    yield from _soak(data["soak"])
+
+
+def _differential(releases: list[Data]) -> Iterator[str]:
+    rows = []
+    for release in releases:
+        for done in release["comparisons"]:
+            first, last = done["seeds"]
+            rows.append(
+                (
+                    release["release"],
+                    done["versions"][1] if done["scope"] != "graft" else "graft",
+                    done["scope"],
+                    f"{first}-{last}",
+                    f"{done['steps']:,}",
+                    done["raised"],
+                    f"{done['counters']['states_stock_would_keep']:,}",
+                    len(done["different"]),
+                )
+            )
+    head = ("release", "with", "scope", "seeds", "steps equal", "ended early")
+    yield from _table((*head, "states freed beyond a gap", "sequences that differ"), rows)
+
+
+def _mutants(done: Data | None, title: str) -> Iterator[str]:
+    if done is None:
+        yield f"{title}: not run.\n"
+        return
+    fates = done["mutants"]
+    killed = [fate for fate in fates if fate["killed_by"]]
+    yield f"{title}, on {done['release']}: {len(killed)} of {len(fates)} killed.\n"
+    wrong = [fate for fate in fates if fate["mutant"].startswith("wrong fix")]
+    if wrong:
+        yield "Wrong fixes that look right, most of which vLLM's own tests let pass:\n"
+        names = [(fate["mutant"].split(": ", 1)[1], _code(fate["killed_by"])) for fate in wrong]
+        yield from _table(("wrong fix", "killed by"), names)
+    survivors = [fate for fate in fates if not fate["killed_by"]]
+    if survivors:
+        rows = [(_code(fate["mutant"]), fate["excuse"] or "**unexplained**") for fate in survivors]
+        yield from _table(("survivor", "why"), rows)
+
+
+def _upstream(releases: list[Data]) -> Iterator[str]:
+    yield (
+        "## vLLM's own tests\n\n"
+        "The release's tests of its KV cache and scheduler, out of its source archive, stock and "
+        "patched: the same\ntests must pass, and those left out are named below. And 0.30.0's "
+        "seven tests for the fix, on the older\nrelease. Upstream's GPU step table\n"
+        "(`tests/v1/e2e/general/test_mamba_prefix_cache.py`) must differ in one step on a patched "
+        "release,\nblock 4 in the last step of async `prompt_10_block_size`: the line that "
+        "upstream changed\n(`nox -s steps`).\n"
+    )
+    if not releases:
+        yield "Not run.\n"
+        return
+    rows = []
+    for done in releases:
+        stock, patched = done["stock"], done["patched"]
+        rows.append(
+            (
+                done["release"],
+                f"{stock['passed']} of {stock['ran']}",
+                f"{patched['passed']} of {patched['ran']}",
+                f"{stock['native tests passed']} of {stock['native tests']}",
+                f"{patched['native tests passed']} of {patched['native tests']}",
+                "; ".join(done["faults"]) or "none",
+            )
+        )
+    head = ("release", "stock", "patched", "0.30.0's, stock", "0.30.0's, patched", "faults")
+    yield from _table(head, rows)
+    yield from _left_out(releases)
+
+
+def _left_out(releases: list[Data]) -> Iterator[str]:
+    counts: dict[str, list[str]] = {}
+    for done in releases:
+        for reason, names in done["left out"].items():
+            counts.setdefault(reason, []).append(f"{done['release']}: {len(names)}")
+    if counts:
+        yield "Left out on both sides; `data/proof.json` names each test:\n"
+        yield from _table(("why", "tests"), [(why, ", ".join(n)) for why, n in counts.items()])
+
+
+def _soak(done: Data | None) -> Iterator[str]:
+    yield "## Soak\n"
+    if done is None:
+        yield "Not run.\n"
+        return
+    if done["rounds"] < _ROUNDS_FOR_MEMORY:
+        yield "Too short to say whether memory is flat; blocks and records are whole.\n"
+    yield from _table(("what", "value"), [(k, v) for k, v in done.items() if k != "version"])
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Iterator[str]:
+    lines = [head, tuple("---" for _ in head), *rows]
+    yield "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def _code(text: str | None) -> str:
+    # A pipe would end the table's cell.
+    return "**nothing**" if text is None else f"`{text}`".replace("|", "\\|")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("docs", type=Path)
+    asked = parser.parse_args()
+    data = collect(asked.results)
+    (asked.docs / "data").mkdir(parents=True, exist_ok=True)
+    (asked.docs / "data" / "proof.json").write_text(json.dumps(data, indent=1) + "\n")
+    (asked.docs / "proof.md").write_text(render(data))
+
+
+if __name__ == "__main__":
+    main()

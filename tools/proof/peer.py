@@ -1,0 +1,43 @@
+"""A pytest plug-in for vLLM's own tests, run without upstream's conftest and without the hub.
+
+That conftest wants what only upstream's test image has. Here is the one fixture that the suite of
+`tools.proof.upstream_tests` takes from it, and which tests cannot run on a CPU without a download:
+pytest skips those, and the reason goes into its results.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+_ENGINE = "wants an engine with weights and a tokenizer from the hub"
+_VISION = "wants a model that imports torchvision, which does not load beside a CPU torch"
+# By file, or by the model that the test itself names.
+_LEFT_OUT_FILES = {"test_scheduler_e2e.py": _ENGINE, "test_reset_prefix_cache_e2e.py": _ENGINE}
+_LEFT_OUT_MODELS = {"llava-hf/llava-1.5-7b-hf": _VISION, "Qwen/Qwen2.5-VL-3B-Instruct": _VISION}
+
+
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """`caplog` that sees vLLM's log, which vLLM keeps from the root logger."""
+    vllm = logging.getLogger("vllm")
+    vllm.propagate, before = True, vllm.propagate
+    yield caplog
+    vllm.propagate = before
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        reason = _why_left_out(item)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_left_out(item: pytest.Item) -> str | None:
+    if item.path.name in _LEFT_OUT_FILES:
+        return _LEFT_OUT_FILES[item.path.name]
+    test = inspect.getsource(getattr(item, "function", type(item)))
+    return next((why for model, why in _LEFT_OUT_MODELS.items() if f'"{model}"' in test), None)

@@ -1,0 +1,1 @@
+"""compat_matrix.yaml as tools read and write it."""

@@ -1,0 +1,102 @@
+"""What a release really does, run on its own code: one JSON answer on stdout.
+
+``python -m tools.table.behaviour`` in an environment with vLLM's requirements, this package and one
+release on the path. Every figure is measured in child processes, stock and patched.
+"""
+
+from __future__ import annotations
+
+import json
+
+from vllm_mamba_retire.replay.compare import ReplayError, Side, replay_all
+from vllm_mamba_retire.replay.runs import Run
+from vllm_mamba_retire.replay.scenario import Arrival, Scenario
+from vllm_mamba_retire.verdict import Mode, Reason
+from vllm_mamba_retire.verification import BLOCK, BUDGET, LAGS, PROMPT, SPEC, look
+
+_SIDES: tuple[Side, Side] = ("stock", "fixed")
+_SPECS, _LAGS = (0, 2), (1, 2)
+_CHUNK_BLOCK, _CHUNK_BUDGET, _TOKENS = 1568, 4096, 60_000  # tokens; a chunk spans two blocks
+_MANAGER = (
+    f"manager replay, peak: block {BLOCK}, budget {BUDGET}, {PROMPT} tokens, {SPEC} spec, "
+    f"lag {'/'.join(map(str, LAGS))}"
+)
+_SCHEDULER = (
+    f"scheduler replay, peak: block {_CHUNK_BLOCK}, budget {_CHUNK_BUDGET}, {_TOKENS} tokens, "
+    f"{{spec}} spec, lag {'/'.join(map(str, _LAGS))}"
+)
+
+
+def main() -> None:
+    stock = look(Mode.OFF)
+    if stock.verdict.reason is Reason.ABSENT:
+        return _answer([("configuration", "no mamba_cache_mode")])
+    sides = [stock]
+    if stock.verdict.reason is Reason.PATCHED:  # it is live: what the patch makes of it
+        sides.append(look(Mode.AUTO))
+    return _answer(
+        [
+            ("probe", _told([side.outcome.value if side.outcome else "" for side in sides])),
+            (_MANAGER, _told(["/".join(map(str, side.peaks)) for side in sides])),
+            *_scheduler(_SIDES[: len(sides)]),
+        ]
+    )
+
+
+def _answer(findings: list[tuple[str, str]]) -> None:
+    print(json.dumps(findings))
+
+
+def _told(results: list[str]) -> str:
+    return results[0] if len(results) == 1 else "stock {}, patched {}".format(*results)
+
+
+def _scheduler(sides: tuple[Side, ...]) -> list[tuple[str, str]]:
+    """Peak states through the release's own scheduler, without and with speculation."""
+    told: dict[int, list[str]] = {spec: [] for spec in _SPECS}
+    for side in sides:
+        for spec, peaks in zip(_SPECS, _replays(side), strict=True):
+            told[spec].append(peaks)
+    return [(_SCHEDULER.format(spec=spec), _told(results)) for spec, results in told.items()]
+
+
+def _replays(side: Side) -> list[str]:
+    """Peaks by `_SPECS`; in one child process where that works."""
+    try:
+        runs = replay_all([_scenario(spec, lag) for spec in _SPECS for lag in _LAGS], side)
+    except ReplayError:
+        return [_replay(spec, side) for spec in _SPECS]
+    return [_peaks(runs[: len(_LAGS)]), _peaks(runs[len(_LAGS) :])]
+
+
+def _replay(spec: int, side: Side) -> str:
+    try:
+        return _peaks(replay_all([_scenario(spec, lag) for lag in _LAGS], side))
+    except ReplayError as error:
+        return f"does not run ({_reason(str(error))})"
+
+
+def _reason(error: str) -> str:
+    """The sentence out of a traceback: pydantic adds where to read about itself."""
+    lines = [line.strip() for line in error.strip().splitlines()]
+    said = [line for line in lines if line.startswith("Assertion failed, ")]
+    return said[-1].removeprefix("Assertion failed, ").split(" [type=")[0] if said else lines[-1]
+
+
+def _scenario(spec: int, lag: int) -> Scenario:
+    return Scenario(
+        f"{spec} spec, lag {lag}",
+        block=_CHUNK_BLOCK,
+        budget=_CHUNK_BUDGET,
+        arrivals=(Arrival("r", _TOKENS),),
+        spec=spec,
+        lag=lag,
+    )
+
+
+def _peaks(runs: list[Run]) -> str:
+    return "/".join(run.stuck or str(run.peak_states) for run in runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The releases of compat_matrix.yaml as the sessions need them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Release:
+    """One published vLLM release and what it does with old states in align mode.
+
+    Attributes:
+        version: release segment.
+        status: what it does with old states.
+        imports: distributions that its manager's module wants beside the shared ones.
+    """
+
+    version: str
+    status: str
+    imports: tuple[str, ...]
+
+
+def releases() -> list[Release]:
+    """Every release in the table, in its order."""
+    data = yaml.safe_load((ROOT / "compat_matrix.yaml").read_text())
+    return [
+        Release(row["version"], row["status"], tuple(row.get("imports", ())))
+        for row in data["releases"]
+    ]
+
+
+def edges() -> list[str]:
+    """What a plain run tests: oldest and newest live release, first and newest with the fix."""
+    rows = releases()
+    return [
+        versions[end]
+        for status in ("live", "native")
+        for versions in [[row.version for row in rows if row.status == status]]
+        for end in (0, -1)
+    ]
+
+
+def extra_imports() -> list[str]:
+    """What some release's manager module imports and the shared environment would lack."""
+    return sorted({name for row in releases() for name in row.imports})

@@ -1,0 +1,108 @@
+"""vLLM releases that the table lacks: does each still have the methods that we know, and the fix?
+
+Asks the registry, opens the wheels and runs the matrix's checks; writes nothing. What is to be done
+with an answer is in docs/maintaining.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from packaging.version import Version
+
+from tools.env.provision import ROOT, ProvisionError
+from vllm_mamba_retire.releases import Matrix, Row, Status, load_matrix
+
+
+class Outcome(str, Enum):
+    """How a release compares with the rows of the table."""
+
+    UNCHANGED = "unchanged"  # the methods of a release that is known
+    CHANGED = "changed"  # other methods
+    FIX_MISSING = "fix missing"  # a release that should carry the fix, and does not
+
+
+@dataclass(frozen=True)
+class News:
+    """One release that the table lacks."""
+
+    version: str
+    outcome: Outcome
+    says: str
+
+    def __str__(self) -> str:
+        return f"vLLM {self.version}: {self.outcome.value}: {self.says}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit 0: nothing new, or nothing that changes anything. 1: a person must look. 2: an error."""
+    parser = argparse.ArgumentParser(prog="nox -s upstream --", description=__doc__)
+    parser.add_argument("--forget", metavar="VERSION", help="as if the table lacked this release")
+    parser.add_argument("--no-evidence", action="store_true", help="wheels only: run nothing")
+    options = parser.parse_args(argv)
+    try:
+        news = look(options.forget, run=not options.no_evidence)
+    except ProvisionError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not news:
+        print("no release that the table lacks")
+    return 1 if any(each.outcome is not Outcome.UNCHANGED for each in news) else 0
+
+
+def look(forgotten: str | None, *, run: bool) -> list[News]:
+    """Compare every release that the table lacks, printing each answer as it comes."""
+    from tools.table import maintain as lane
+    from tools.table.derive import code_status, facts
+
+    table, known = lane.Table(lane.TABLE), load_matrix(ROOT / "compat_matrix.yaml")
+    rows = [row for row in known.releases if row.version != forgotten]
+    news = []
+    for version in [*lane.unlisted(table), *([forgotten] if forgotten else [])]:
+        found = facts(version, table.methods)
+        native = code_status(lane.open_source(version)) is Status.NATIVE
+        news.append(judge(version, found["fingerprints"], native, known, rows))
+        print(news[-1], flush=True)
+        for check in lane.evidence(version, []) if run else ():
+            print(f"  {check['run']}: {check['result']}", flush=True)
+    return news
+
+
+def judge(
+    version: str,
+    fingerprints: Mapping[str, str],
+    native: bool,
+    table: Matrix,
+    rows: Iterable[Row],
+) -> News:
+    """Compare one release with the rows.
+
+    Args:
+        version: the release.
+        fingerprints: of its methods.
+        native: whether its `MambaManager` frees a range by a method of its own, as the fix does.
+        table: names the first release with the fix.
+        rows: releases to compare with.
+    """
+    newest_first = sorted(rows, key=lambda row: Version(row.version), reverse=True)
+    like = next((row for row in newest_first if row.fingerprints == fingerprints), None)
+    should_be_fixed = Version(version) >= Version(table.fix.first_release)
+    if should_be_fixed and not (native or (like and like.status is Status.NATIVE)):
+        says = f"no method of the fix, which is in {table.fix.first_release} and newer"
+        return News(version, Outcome.FIX_MISSING, says)
+    if like is not None:
+        says = f"the methods of {like.version} ({like.status.value})"
+        return News(version, Outcome.UNCHANGED, says)
+    nearest = next((r for r in newest_first if Version(r.version) <= Version(version)), None)
+    other = nearest.fingerprints if nearest else {}
+    names = [n for n in {**other, **fingerprints} if other.get(n) != fingerprints.get(n)]
+    since = nearest.version if nearest else "nothing"
+    return News(version, Outcome.CHANGED, f"since {since}: {', '.join(sorted(names))}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
