@@ -188,6 +188,7 @@ def ray(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def images(session: nox.Session) -> None:
     """This package inside images that serve; options: ``tools/images/rollout.py``."""
+    from tools.images import rollout
 
     with provisioning(session):
         outcomes = rollout.main(session.posargs)

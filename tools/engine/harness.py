@@ -1,7 +1,7 @@
 """Runs a workload through a real vLLM engine in a process of its own and says what it held.
 
 This side describes the work and reads the answer; it imports no vLLM. The other side is
-`engine_process`, which gets a `Workload` as JSON on stdin and answers with JSON lines on stdout.
+`worker`, which gets a `Workload` as JSON on stdin and answers with JSON lines on stdout.
 A process per run, because vLLM and the patch are decided once per process.
 """
 
@@ -215,7 +215,7 @@ def run(
         environment["PYTHONPATH"] = path
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.engine_process"],
+            [sys.executable, "-m", f"{__package__}.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
