@@ -1,7 +1,33 @@
-"""Names that are needed before anything else may be imported; this module imports nothing."""
+"""Names and spellings that are needed before anything else may be imported.
+
+This module imports nothing.
+"""
 
 from __future__ import annotations
 
 MODE_VARIABLE = "MAMBA_RETIRE"
 ALLOW_DRIFT_VARIABLE = "MAMBA_RETIRE_ALLOW_DRIFT"
 MANAGER_MODULE = "vllm.v1.core.single_type_kv_cache_manager"
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+def read_mode(value: str | None) -> str | None:
+    """What a value of ``MAMBA_RETIRE`` means; case and surrounding blanks do not count.
+
+    Returns:
+        ``"auto"`` (unset, empty, auto, 1, true, yes, on), ``"require"``, ``"off"`` (off, 0, false,
+        no), or None for an unknown spelling.
+    """
+    word = (value or "").strip().lower()
+    if word in ("", "auto", *_TRUE):
+        return "auto"
+    if word == "require":
+        return "require"
+    return "off" if word in _FALSE else None
+
+
+def is_true(value: str | None) -> bool:
+    """Whether a switch such as ``MAMBA_RETIRE_ALLOW_DRIFT`` is on: 1, true, yes or on."""
+    return (value or "").strip().lower() in _TRUE

@@ -1,0 +1,165 @@
+"""Runs a child process that imports vLLM and answers in JSON.
+
+vLLM, the patch and the environment that both read are decided once per process, so each question
+gets a process of its own. The parent's side is `ask`; a module that is run with ``python -m`` calls
+`answer`. Messages are lines on the child's real stdout with a mark in front; what vLLM prints to
+stdout goes to stderr. A child ends when its parent does, however the parent ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+_MARK = "\x1e"  # the record separator of JSON text sequences (RFC 7464)
+_LINES_SHOWN = 20
+_QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+class ChildError(Exception):
+    """The child gave no answer; the message is its own sentence, or what it printed last."""
+
+
+class RefusalError(Exception):
+    """Raised in the child: there is no answer, and the message says why in one sentence."""
+
+
+def ask(
+    module: str,
+    payload: Any = None,
+    *,
+    environment: Mapping[str, str | None] | None = None,
+    path: Sequence[str | Path] = (),
+    folder: Path | None = None,
+    timeout: float | None = None,
+    on_event: Callable[[Any], None] | None = None,
+) -> Any:
+    """Run ``python -m module`` with this interpreter and return its answer.
+
+    Args:
+        module: a module that calls `answer`.
+        payload: JSON value handed to it.
+        environment: variables to set, or to unset where the value is None.
+        path: folders searched for vLLM before all others.
+        folder: working folder of the child.
+        timeout: seconds after which the child is killed.
+        on_event: called with each value that the child reports before it answers.
+
+    Raises:
+        ChildError: the child refused, failed, printed no answer or took too long.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                errors="replace",
+                env=_environment(environment or {}, path),
+                cwd=folder,
+            )
+        except OSError as error:
+            raise ChildError(f"{sys.executable}: {error.strerror}") from error
+        expired = threading.Event()
+        with child, _killed_after(child, timeout, expired):
+            assert child.stdin is not None
+            assert child.stdout is not None
+            # The pipe stays open: its end tells the child that the parent is gone.
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(json.dumps(payload) + "\n")
+                child.stdin.flush()
+            for line in child.stdout:
+                if not line.startswith(_MARK):
+                    continue
+                kind, value = json.loads(line[1:])
+                if kind == "answer":
+                    return value
+                if kind == "refusal":
+                    raise ChildError(value)
+                if on_event is not None:
+                    on_event(value)
+        if expired.is_set():
+            raise ChildError(f"{module}: no answer within {timeout:g} seconds")
+        raise ChildError(f"{module} ended with status {child.returncode}:\n{_tail(log)}")
+
+
+def answer(function: Callable[[Any, Callable[[Any], None]], Any]) -> NoReturn:
+    """Answer the parent and end this process.
+
+    Args:
+        function: gets the payload and a function that reports JSON values on the way; returns the
+            answer, or raises `RefusalError`.
+    """
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    payload = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def send(kind: str, value: Any) -> None:
+        out.write(f"{_MARK}{json.dumps([kind, value])}\n")
+        out.flush()
+
+    status = 0
+    try:
+        send("answer", function(payload, lambda value: send("event", value)))
+    except RefusalError as refusal:
+        send("refusal", str(refusal))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        status = 1
+    # Interpreter shutdown runs vLLM's exit handlers: seconds of work for nothing.
+    os._exit(status)
+
+
+def _environment(changes: Mapping[str, str | None], path: Sequence[str | Path]) -> dict[str, str]:
+    changed = {**os.environ, **_QUIET, **changes}
+    if path:
+        ours = Path(__file__).parents[1]
+        inherited = filter(None, [changed.get("PYTHONPATH")])
+        changed["PYTHONPATH"] = os.pathsep.join([*map(str, (*path, ours)), *inherited])
+    return {name: value for name, value in changed.items() if value is not None}
+
+
+@contextlib.contextmanager
+def _killed_after(
+    child: subprocess.Popen[str], timeout: float | None, expired: threading.Event
+) -> Iterator[None]:
+    """Kill the child when time is up, and whenever the body ends."""
+
+    def expire() -> None:
+        expired.set()
+        child.kill()
+
+    timer = threading.Timer(timeout, expire) if timeout is not None else None
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+        child.wait()
+    finally:
+        if timer is not None:
+            timer.cancel()
+        child.kill()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def _tail(log: IO[str]) -> str:
+    log.seek(0)
+    return "".join(log.readlines()[-_LINES_SHOWN:]).strip()
