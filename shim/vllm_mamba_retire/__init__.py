@@ -1,4 +1,4 @@
-"""Brings vLLM's Mamba state retirement fix (vllm#55450) to the release a deployment is pinned to.
+"""Patches a pinned vLLM with the upstream fix for Mamba state retirement (vllm#55450).
 
 Importing this package arms the patch: vLLM's manager module is patched at once if it is imported,
 else when it gets imported. The import itself loads neither vLLM nor torch.
@@ -10,7 +10,7 @@ import os
 import sys
 
 from ._version import __version__
-from .names import MANAGER_MODULE, MODE_VARIABLE
+from .names import MANAGER_MODULE, MODE_VARIABLE, read_mode
 
 TYPE_CHECKING = False  # as in typing, which alone would take most of the time of this import
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def arm() -> None:
     """
     if is_off():
         return
-    if os.environ.get(MODE_VARIABLE) == "require" and "vllm" not in sys.modules:
+    if read_mode(os.environ.get(MODE_VARIABLE)) == "require" and "vllm" not in sys.modules:
         from .activation import require_target
 
         require_target()
@@ -48,8 +48,8 @@ def disarm() -> None:
 
 
 def is_off() -> bool:
-    """Whether the operator asked for nothing to be done, with ``MAMBA_RETIRE=off``."""
-    return os.environ.get(MODE_VARIABLE) == "off"
+    """Whether ``MAMBA_RETIRE=off``."""
+    return read_mode(os.environ.get(MODE_VARIABLE)) == "off"
 
 
 def activate() -> Verdict | None:
@@ -69,13 +69,13 @@ def activate() -> Verdict | None:
 
 
 def deactivate() -> bool:
-    """Take the patch off; vLLM's methods are the identical objects as before.
+    """Remove the patch; vLLM's methods are the identical objects as before.
 
     Returns:
-        Whether there was a patch to take off.
+        Whether the class was patched.
 
     Raises:
-        binding.BindingError: somebody else has replaced our methods since; nothing is changed.
+        binding.BindingError: other code replaced our methods since; nothing is changed.
     """
     from . import activation
 
@@ -90,10 +90,10 @@ def current() -> Record | None:
 
 
 class _FirstVllmImport:
-    """Waits for the first import of vLLM and then sets the real hook.
+    """Sets the post-import hook at the first import of vLLM.
 
-    wrapt's post-import hook does the work, but wrapt takes several times longer to import than this
-    whole package may; it is loaded when vLLM is, which takes seconds anyway.
+    wrapt takes several times longer to import than this whole package may; it is loaded when vLLM
+    is, which takes seconds anyway.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
@@ -109,9 +109,9 @@ def _hook_manager_import() -> None:
 
         wrapt.register_post_import_hook(lambda _module: activate(), MANAGER_MODULE)
     except Exception as error:  # a broken wrapt must not break the import of vLLM
-        from .activation import give_up
+        from .activation import report_error
 
-        give_up(error)
+        report_error(error)
 
 
 arm()

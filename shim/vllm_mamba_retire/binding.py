@@ -1,8 +1,8 @@
-"""Puts the retirement on vLLM's `MambaManager` and takes it off again.
+"""Installs the retirement on vLLM's `MambaManager` and removes it again.
 
 The class object is changed in place and never rebound: platform plug-ins subclass it, and other
-modules hold it by reference. What stood there before is kept on the class, so that taking the
-patch off restores the identical objects, and an attribute that was inherited is inherited again.
+modules hold it by reference. What stood there before is kept on the class, so that removing the
+patch restores the identical objects, and an attribute that was inherited is inherited again.
 
 Everything that knows how the class of a live release is shaped is here.
 """
@@ -13,14 +13,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Final
+from weakref import ref
 
-from .retirement import Counters, Watermarks, retire
+from .retirement import Counters, Retirement
 
 REMOVE_RANGE: Final = "_remove_blocks_in_range"
 POP_BLOCKS: Final = "pop_blocks_for_free"
 PATCHED_METHODS: Final = (REMOVE_RANGE, POP_BLOCKS)
 _MARK: Final = "__mamba_retire__"
 _INHERITED: Final = object()
+# On a manager: our state, and its watermarks under vLLM 0.30.0's name, which public tools read.
+_STATE: Final = "_mamba_retirement"
+_WATERMARKS: Final = "_num_retired_blocks"
 
 
 class BindingError(Exception):
@@ -29,11 +33,19 @@ class BindingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What was done to one class: what stood there before, what stands there now."""
+    """What was done to one class: what stood there before, what stands there now.
+
+    Attributes:
+        before: method -> what the class held itself, or a mark that it inherited the method.
+        after: method -> our function.
+        counters: of all its managers.
+        managers: those that carry our attributes.
+    """
 
     before: dict[str, object]
-    after: dict[str, Callable[..., Any]]
+    after: dict[str, Callable[..., Any]] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
+    managers: list[ref[Any]] = field(default_factory=list)
 
 
 def installation(manager_class: type) -> Installation | None:
@@ -51,7 +63,7 @@ def is_ours(function: object) -> bool:
 
 
 def install(manager_class: type) -> Installation:
-    """Put the retirement on `manager_class`; a second call changes nothing.
+    """Install the retirement on `manager_class`; a second call changes nothing.
 
     Args:
         manager_class: vLLM's `MambaManager`, of a release with `_remove_blocks_in_range`
@@ -68,16 +80,12 @@ def install(manager_class: type) -> Installation:
     missing = [name for name in PATCHED_METHODS if not callable(_lookup(manager_class, name))]
     if missing:
         raise BindingError(f"{manager_class.__qualname__} has no {' and no '.join(missing)}")
-    counters = Counters()
     done = Installation(
-        before={name: vars(manager_class).get(name, _INHERITED) for name in PATCHED_METHODS},
-        after={
-            REMOVE_RANGE: _remove_range(manager_class, counters),
-            POP_BLOCKS: _pop_blocks(manager_class),
-        },
-        counters=counters,
+        before={name: vars(manager_class).get(name, _INHERITED) for name in PATCHED_METHODS}
     )
-    # The clean-up goes first: a request that ends between the two lines leaves no watermark.
+    done.after[REMOVE_RANGE] = _remove_range(manager_class, done)
+    done.after[POP_BLOCKS] = _pop_blocks(manager_class, done)
+    # The clean-up goes first: a request that ends between the two leaves no watermark.
     for name in (POP_BLOCKS, REMOVE_RANGE):
         setattr(manager_class, name, done.after[name])
     setattr(manager_class, _MARK, done)
@@ -85,10 +93,10 @@ def install(manager_class: type) -> Installation:
 
 
 def uninstall(manager_class: type) -> bool:
-    """Take the retirement off `manager_class`.
+    """Remove the retirement from `manager_class` and its live managers.
 
     Returns:
-        Whether there was anything to take off.
+        Whether it was installed.
 
     Raises:
         BindingError: somebody else replaced one of our methods since; nothing is changed.
@@ -108,11 +116,14 @@ def uninstall(manager_class: type) -> bool:
         else:
             setattr(manager_class, name, before)
     delattr(manager_class, _MARK)
+    for manager in filter(None, (found() for found in present.managers)):
+        for name in (_STATE, _WATERMARKS):
+            vars(manager).pop(name, None)
     return True
 
 
 def defining_class(manager_class: type, module_name: str) -> type:
-    """vLLM's own `MambaManager`, also where the module's name was rebound to a subclass of it."""
+    """vLLM's own `MambaManager`, even if the module's name was rebound to a subclass of it."""
     own = [c for c in manager_class.__mro__ if c.__module__ == module_name]
     return next((c for c in own if c.__name__ == "MambaManager"), manager_class)
 
@@ -122,7 +133,7 @@ def foreign_method(manager_class: type, names: tuple[str, ...], module_file: str
 
     Args:
         manager_class: class to look at, with its bases.
-        names: methods that the patch relies on.
+        names: methods that the patch depends on.
         module_file: path of the file that defines the class.
 
     Returns:
@@ -148,7 +159,7 @@ def overriding_subclasses(manager_class: type) -> Iterator[str]:
 def describe(function: object) -> str:
     """Whose method this is, as ``module.qualname``."""
     if type(function) is FunctionType and "__wrapped__" in vars(function):
-        # functools.wraps gave it the name of what it wraps; its code knows better.
+        # functools.wraps copies __qualname__; take the name from the code object.
         return f"{function.__globals__.get('__name__')}.{function.__code__.co_name}"
     module = getattr(function, "__module__", None) or type(function).__module__
     return f"{module}.{getattr(function, '__qualname__', type(function).__qualname__)}"
@@ -159,22 +170,23 @@ def _lookup(manager_class: type, name: str) -> object | None:
 
 
 def _file_of(function: object) -> str | None:
-    # A wrapper borrows the name (functools.wraps), or even what it answers for its code (wrapt).
+    # functools.wraps copies the name; a wrapt proxy forwards even __code__.
     return function.__code__.co_filename if type(function) is FunctionType else None
 
 
-def _watermarks(manager: Any) -> Watermarks:
-    """The manager's watermarks, made on first use: it may be older than the patch."""
+def _state(manager: Any, installed: Installation) -> Retirement:
+    """The manager's state, made on first use: the manager may be older than the patch."""
     try:
-        found: Watermarks = manager._retirement_watermarks
+        found: Retirement = manager._mamba_retirement
     except AttributeError:
-        found = manager._retirement_watermarks = Watermarks()
-        # vLLM 0.30.0's name for the same numbers; public tools read it.
-        manager._num_retired_blocks = found.blocks
+        found = Retirement(manager._null_block, installed.counters)
+        installed.managers.append(ref(manager))
+        setattr(manager, _STATE, found)
+        setattr(manager, _WATERMARKS, found.watermarks)
     return found
 
 
-def _remove_range(manager_class: type, counters: Counters) -> Callable[..., None]:
+def _remove_range(manager_class: type, installed: Installation) -> Callable[..., None]:
     def _remove_blocks_in_range(
         self: Any, request_id: str, first_block: int, last_block: int
     ) -> None:
@@ -185,26 +197,23 @@ def _remove_range(manager_class: type, counters: Counters) -> Callable[..., None
         table = self.req_to_blocks.get(request_id)
         if table is None:
             return
-        retire(
+        _state(self, installed).retire(
             request_id,
+            table,
             first_block,
             last_block,
-            table,
-            self._null_block,
             self.block_pool,
-            _watermarks(self),
-            counters,
-            self.last_state_block_idx.get(request_id),
+            stock_frees=self.last_state_block_idx.get(request_id),
         )
 
     return _signed(_remove_blocks_in_range, manager_class)
 
 
-def _pop_blocks(manager_class: type) -> Callable[..., Any]:
+def _pop_blocks(manager_class: type, installed: Installation) -> Callable[..., Any]:
     own = vars(manager_class).get(POP_BLOCKS)
 
     def pop_blocks_for_free(self: Any, request_id: str) -> Any:
-        _watermarks(self).forget(request_id)
+        _state(self, installed).forget(request_id)
         if own is not None:
             return own(self, request_id)
         parent: Any = super(manager_class, self)

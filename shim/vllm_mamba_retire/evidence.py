@@ -1,45 +1,85 @@
-"""Holds a vLLM on disk against the table: what can be known of it without importing it.
+"""Collects what is known of a vLLM before the decision, without importing it.
 
-Start-up in a vLLM process and the commands that only look begin with the same evidence, so that
+Start-up in a vLLM process and the commands that only inspect begin with the same evidence, so that
 they cannot come to different verdicts about the same file.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from .fingerprint import fingerprints
 from .releases import Matrix, Row
 from .target import Target
-from .verdict import Evidence, Mode
 
 
-def sight(mode: Mode, target: Target | None, matrix: Matrix) -> Evidence:
-    """What the files say.
+class Outcome(str, Enum):
+    """What the class does with a null gap, as the probe observed."""
 
-    Args:
-        mode: what the operator asked for.
+    RETIRES = "retires"  # frees the state before the gap, as vLLM 0.30.0 does
+    STOPS_AT_GAP = "stops at the gap"  # the defect
+    WRONG = "wrong"  # neither: must not be relied on
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known before the decision.
+
+    Attributes:
         target: the vLLM on disk, or None.
-        matrix: the table to hold it against.
+        off: ``MAMBA_RETIRE=off``.
+        loaded_from: file that the manager module was loaded from; None where vLLM is inspected on
+            disk and not imported.
+        ours_installed: the class carries this package's patch.
+        foreign: a method we depend on that other code replaced, with whose it is.
+        subclass: a method of a subclass that overrides one we patch.
+        series: this package's on-disk series, where the file is its result.
+        row: the release whose methods this source has, to the token.
+        changed: methods that differ from the release that the version string names.
+        outcome: what the probe observed; None where it was not run.
+        drift_allowed: the operator opted in to patching an unlisted source that shows the defect.
+    """
+
+    target: Target | None
+    off: bool = False
+    loaded_from: str | None = None
+    ours_installed: bool = False
+    foreign: str | None = None
+    subclass: str | None = None
+    series: str | None = None
+    row: Row | None = None
+    changed: tuple[str, ...] = ()
+    outcome: Outcome | None = None
+    drift_allowed: bool = False
+
+    @property
+    def retires(self) -> bool:
+        """Whether the class retires across a gap, as the probe observed."""
+        return self.outcome is Outcome.RETIRES
+
+
+def collect_evidence(target: Target | None, matrix: Matrix) -> Evidence:
+    """Compare a vLLM on disk with the matrix.
 
     Returns:
-        Evidence in which nothing of a running process is filled in yet.
+        Evidence from files alone: nothing of a running process is filled in yet.
     """
     if target is None or target.source is None:
-        return Evidence(mode, target)
+        return Evidence(target)
     if (series := matrix.series_on(target.sha256)) is not None:
-        return Evidence(mode, target, series=series.series)
+        return Evidence(target, series=series.series)
     try:
         row, changed = compare(matrix, target)
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         problem = f"{target.manager_file} does not parse ({error.args[0]}{line})"
-        return Evidence(mode, replace(target, source=None, problem=problem))
-    return Evidence(mode, target, row=row, changed=changed)
+        return Evidence(replace(target, source=None, problem=problem))
+    return Evidence(target, row=row, changed=changed)
 
 
 def compare(matrix: Matrix, target: Target) -> tuple[Row | None, tuple[str, ...]]:
-    """Look for a vLLM's methods in the table.
+    """Compare a vLLM's methods with the matrix.
 
     Returns:
         The row that has the same methods, if any, and else the methods that differ from the row

@@ -1,19 +1,20 @@
-"""Asks a live `MambaManager` class whether it retires a state that lies before a null gap.
+"""Tests whether a live `MambaManager` class retires a state that lies before a null gap.
 
-The question is put to the release's own code, its manager, block pool and spec, with a pool of
-eight blocks and the smallest table that shows the defect: ``[old, null, committed, in flight]``.
+The test runs the release's own code, its manager, block pool and spec, with a pool of eight blocks
+and the smallest table that shows the defect: ``[old, null, committed, in flight]``.
 The probe can fail both ways: on the stock class of a live release it must answer `STOPS_AT_GAP`,
 and any behaviour that is neither the defect nor the fix is `WRONG`.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from .standalone import build_manager
-from .verdict import Outcome
+from .evidence import Outcome
 
 _BLOCK = 4  # tokens
 _POOL = 8  # blocks, the null block among them
@@ -22,7 +23,7 @@ _REQUEST = "mamba-retire-probe"
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What the class did, and the first thing about it that was not as it should be."""
+    """What the class did, and the first deviation from the expected."""
 
     outcome: Outcome
     detail: str
@@ -38,19 +39,19 @@ def probe(module: ModuleType, manager_class: type | None = None) -> ProbeResult:
 
     Args:
         module: the imported ``single_type_kv_cache_manager`` of some release, 0.25.0 or later.
-        manager_class: class to ask; by default the module's `MambaManager`.
+        manager_class: class to test; by default the module's `MambaManager`.
 
     Returns:
         The outcome. An exception out of the probed code is an outcome too (`WRONG`).
     """
     try:
         manager = build_manager(module, _BLOCK, _POOL, manager_class)
-        return _ask(manager)
+        return _test_gap(manager)
     except Exception as error:
         return ProbeResult(Outcome.WRONG, f"{type(error).__name__}: {error}")
 
 
-def _ask(manager: Any) -> ProbeResult:
+def _test_gap(manager: Any) -> ProbeResult:
     pool, null = manager.block_pool, manager.block_pool.null_block
     old, committed, in_flight = pool.get_new_blocks(3)
     table = manager.req_to_blocks[_REQUEST] = [old, null, committed, in_flight]
@@ -66,10 +67,10 @@ def _ask(manager: Any) -> ProbeResult:
         return ProbeResult(Outcome.STOPS_AT_GAP, "the state before the gap is kept")
     if table[0] is not null or old.ref_cnt != 0 or free != _POOL - 3:
         return ProbeResult(Outcome.WRONG, "the state before the gap was not freed exactly once")
-    return _ask_again(manager)
+    return _test_reuse(manager)
 
 
-def _ask_again(manager: Any) -> ProbeResult:
+def _test_reuse(manager: Any) -> ProbeResult:
     """The same id after its request ended: nothing of the first request may linger."""
     pool, null = manager.block_pool, manager.block_pool.null_block
     manager.free(_REQUEST)
@@ -82,3 +83,58 @@ def _ask_again(manager: Any) -> ProbeResult:
         return ProbeResult(Outcome.WRONG, "a request whose id was used before is not retired")
     manager.free(_REQUEST)
     return ProbeResult(Outcome.RETIRES, "the state before the gap is freed once")
+
+
+def build_manager(
+    module: ModuleType,
+    block: int,
+    pool: int,
+    manager_class: type | None = None,
+    spec: int = 0,
+) -> Any:
+    """Build a real manager in align mode on a block pool of its own, outside any engine.
+
+    Args:
+        module: the imported ``single_type_kv_cache_manager`` of some release.
+        block: block size in tokens.
+        pool: blocks in the pool, the null block among them.
+        manager_class: class to build; by default the module's `MambaManager`.
+        spec: speculative blocks per request (`num_speculative_blocks`).
+    """
+    import torch  # vLLM's manager module has imported it already
+
+    state = call_known(
+        module.MambaSpec,
+        block_size=block,
+        shapes=((1,),),
+        dtypes=(torch.float32,),
+        mamba_cache_mode="align",
+        num_speculative_blocks=spec,
+    )
+    return call_known(
+        manager_class or module.MambaManager,
+        module.SingleTypeKVCacheManager,
+        kv_cache_spec=state,
+        block_pool=call_known(
+            module.BlockPool, num_gpu_blocks=pool, enable_caching=True, hash_block_size=block
+        ),
+        enable_caching=True,
+        kv_cache_group_id=0,
+        scheduler_block_size=block,
+    )
+
+
+def call_known(
+    function: Callable[..., Any], declared_by: Callable[..., Any] | None = None, **offered: Any
+) -> Any:
+    """Call `function` with the offered arguments that its signature has.
+
+    Constructor signatures differ between releases; unknown arguments are dropped.
+
+    Args:
+        function: what to call.
+        declared_by: whose signature to read, where `function` itself takes ``**kwargs``.
+        offered: arguments by name.
+    """
+    known = inspect.signature(declared_by or function).parameters
+    return function(**{name: value for name, value in offered.items() if name in known})

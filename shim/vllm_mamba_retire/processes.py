@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from . import procfs, records
-from .evidence import sight
-from .names import MODE_VARIABLE
+from .evidence import collect_evidence
+from .names import MODE_VARIABLE, read_mode
 from .records import Entry
 from .releases import load_matrix
 from .target import MANAGER_FILE, Target, read_target
-from .verdict import Mode, Reason, decide
+from .verdict import Reason, decide
 
 PLUGIN = "mamba_retire"
 _LIBRARY = re.compile(rb"\s(/.*/vllm)/[^/\n]+\.so")
@@ -138,12 +138,12 @@ def _judge(pid: int) -> Silent:
     target = _target(pid)
     if target is None:
         return Silent(pid, None, None, "keeps no record, and its vLLM cannot be seen.", True)
-    should_be = decide(sight(Mode.AUTO, target, load_matrix()))
+    should_be = decide(collect_evidence(target, load_matrix()))
     seen = (pid, target.version, str(target.package))
     if not should_be.in_doubt and should_be.reason is not Reason.PATCHED:
         return Silent(*seen, f"needs no patch: {should_be.sentence}", False)
     environment = procfs.environment(pid)
-    if environment.get(MODE_VARIABLE) == Mode.OFF.value:
+    if read_mode(environment.get(MODE_VARIABLE)) == "off":
         return Silent(*seen, f"{MODE_VARIABLE}=off; vLLM is left as it is.", False)
     return Silent(*seen, _why_silent(pid, environment), True)
 

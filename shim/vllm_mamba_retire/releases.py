@@ -1,31 +1,31 @@
-"""compat_matrix.yaml as typed rows: what is known of each vLLM release.
+"""Reads compat_matrix.yaml, what is known of each vLLM release, as typed rows.
 
-The table is data. Nothing in it is executed, and nothing here looks at the installed vLLM.
-The dataclasses below are its schema: a field without a default must be there, and no other may be.
+The matrix is data: nothing in it is executed, and nothing here looks at the installed vLLM. The
+structs below are its schema: a field without a default is required, an unknown one is refused.
 compat_matrix.schema.json says the same to editors and other programs.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import date
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import yaml
+from msgspec import Meta, Struct, ValidationError, convert
 from packaging.version import InvalidVersion, Version
-
-from . import strict_yaml
 
 SCHEMA = 1
 
-MatrixError = strict_yaml.TableError
+ReleaseNumber = Annotated[str, Meta(pattern=r"^\d+(\.\d+){2}$")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")]
 
-ReleaseNumber = Annotated[str, re.compile(r"\d+(\.\d+){2}")]
-Sha256 = Annotated[str, re.compile(r"[0-9a-f]{64}")]
-Fingerprint = Annotated[str, re.compile(r"[0-9a-f]{16}")]
+
+class MatrixError(Exception):
+    """The matrix cannot be used; the message names file, field and what is wrong."""
 
 
 class Status(str, Enum):
@@ -45,8 +45,7 @@ class Hook(str, Enum):
     OWN = "own"  # in a `_remove_blocks_in_range` of its own
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
+class Fix(Struct, frozen=True, forbid_unknown_fields=True):
     """The upstream change that this package brings to older releases."""
 
     upstream: str
@@ -54,8 +53,7 @@ class Fix:
     first_release: ReleaseNumber
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Struct, frozen=True, forbid_unknown_fields=True):
     """Another product that is known to touch `MambaManager`.
 
     Attributes:
@@ -67,16 +65,14 @@ class Product:
     does: str
 
 
-@dataclass(frozen=True, slots=True)
-class Wheel:
+class Wheel(Struct, frozen=True, forbid_unknown_fields=True):
     """One published build of a release."""
 
     name: str
     sha256: Sha256
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True, forbid_unknown_fields=True):
     """What was run on a release, and what came of it.
 
     Attributes:
@@ -92,8 +88,7 @@ class Finding:
     package: str
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True, forbid_unknown_fields=True):
     """One release.
 
     Attributes:
@@ -125,8 +120,7 @@ class Row:
     evidence: tuple[Finding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PatchedFile:
+class PatchedFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A file that a series under patches/ changes: its hash before (None: it adds it) and after."""
 
     release: ReleaseNumber
@@ -136,8 +130,7 @@ class PatchedFile:
     sha256_after: Sha256
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(Struct, frozen=True, forbid_unknown_fields=True):
     """A container image that serves a release.
 
     Attributes:
@@ -157,44 +150,37 @@ class Image:
     tag: str
     accelerator: str
     architecture: str
-    digest: Annotated[str, re.compile(r"sha256:[0-9a-f]{64}")] | None = None
+    digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
     python: str | None = None
     vllm: str | None = None
     evidence: tuple[Finding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """The whole table.
+class Matrix(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole matrix.
 
     Attributes:
+        schema: version of its format.
         fix: the upstream change.
-        methods: the ``"Class.method"`` names that rows give prints of.
+        methods: the ``"Class.method"`` names that are fingerprinted.
         releases: one row per release, oldest first.
         patches: files that the on-disk series change.
         products: other products that touch the class.
         images: container images.
-        schema: version of the table's format.
     """
 
+    schema: Literal[1]
     fix: Fix
     methods: tuple[str, ...]
     releases: tuple[Row, ...]
     patches: tuple[PatchedFile, ...] = ()
     products: tuple[Product, ...] = ()
     images: tuple[Image, ...] = ()
-    schema: int = SCHEMA
-    _by_release: dict[tuple[int, ...] | None, Row] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
-
-    def __post_init__(self) -> None:
-        self._by_release.update((_release(row.version), row) for row in self.releases)
 
     def row_for(self, version: str | None) -> Row | None:
         """The row of a version's release segment: ``0.29.0+cu129`` is looked up as 0.29.0."""
         release = _release(version)
-        return self._by_release.get(release) if release else None
+        return next((r for r in self.releases if release and _release(r.version) == release), None)
 
     def row_like(self, fingerprints: Mapping[str, str], version: str | None) -> Row | None:
         """A row with exactly these fingerprints, the version's own row first."""
@@ -208,36 +194,37 @@ class Matrix:
 
 
 def load_matrix(path: Path | None = None) -> Matrix:
-    """Read the table.
+    """Read the matrix.
 
     Args:
-        path: a table; by default the one that came with this package.
+        path: a file of this format; by default the one that is installed with this package.
 
     Raises:
-        MatrixError: missing, unreadable, malformed or of a newer schema; the message names file,
-            line, field and what is wrong.
+        MatrixError: missing, unreadable, malformed or of another schema.
     """
-    document = strict_yaml.Document.open(path or _shipped())
-    document.check_schema(SCHEMA)
-    matrix = document.read_as(Matrix)
-    document.refuse_doubles("releases", [row.version for row in matrix.releases])
-    document.refuse_doubles("patches", [f"{f.series} {f.file}" for f in matrix.patches])
-    _refuse_unlisted(document, matrix.methods, matrix.releases)
-    return matrix
-
-
-def _refuse_unlisted(
-    document: strict_yaml.Document, methods: tuple[str, ...], rows: Iterable[Row]
-) -> None:
-    for index, row in enumerate(rows):
-        for name in row.fingerprints:
-            if name not in methods:
-                document.refuse(f"{name} is not listed under methods", "releases", index)
+    path = path or _shipped()
+    # libyaml's parser takes a tenth of the time; PyYAML may be built without it.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        data = yaml.load(path.read_bytes(), Loader=loader)
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise MatrixError(
+                f"{path}: schema: {schema} is newer than {SCHEMA}; update this package"
+            )
+        return convert(data, Matrix)
+    except OSError as error:
+        raise MatrixError(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        what, _, field = str(error).partition(" - at ")
+        raise MatrixError(f"{path}: {field.strip('`$.') or 'top level'}: {what}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
+        raise MatrixError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _shipped() -> Path:
     beside = Path(__file__).with_name("compat_matrix.yaml")
-    # In a source checkout the table lies at the top.
+    # In a source checkout the file is at the top.
     return beside if beside.exists() else Path(__file__).parents[2] / "compat_matrix.yaml"
 
 

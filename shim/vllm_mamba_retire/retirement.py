@@ -1,11 +1,11 @@
-"""The fix itself: retire Mamba states across null gaps, each block looked at once.
+"""Retires Mamba states across null gaps and visits each block once.
 
 Rule and bounds come from vllm#55450 (first in vLLM 0.30.0). This module knows a block table, a pool
 and two dictionaries; it must not know vLLM, releases or how it gets called.
 
 A prefill chunk that spans two or more blocks leaves null blocks between live states. A walk that
 goes backward and stops at the first null block never reaches the states before the gap. Here nulls
-are stepped over, and a watermark per request keeps the walk from visiting a block twice.
+are skipped, and a watermark per request keeps the walk from visiting a block twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Counters:
     """What retirement did in this process since it was installed.
 
     Attributes:
-        calls: ranges handed to `retire` (align mode only).
+        calls: ranges handed to `Retirement.retire` (align mode only).
         states_freed: states given back to the pool before their request ended.
         states_stock_would_keep: those of them that lie before a null gap, where the walk of
             0.26.0-0.29.0 stops.
@@ -52,85 +52,78 @@ class Counters:
 
 
 @dataclass(slots=True)
-class Watermarks:
-    """Per request: how many leading blocks of its table are retired, and of which table.
+class Retirement:
+    """What one manager remembers between calls: a watermark per request, and its table.
 
     vLLM 0.30.0 remembers the number alone, so a table that is replaced without passing through
     `pop_blocks_for_free` inherits the number of the one before and its first states are never
     retired. Remembering the list object as well makes that impossible.
 
     Attributes:
-        blocks: request id -> retired blocks; the dictionary that vLLM calls
-            `_num_retired_blocks`.
-        tables: request id -> the list that the number was taken on.
+        null_block: stands in a table where no state is kept.
+        counters: added to; shared by the managers of a process.
+        watermarks: request id -> leading blocks of its table that are retired; the dictionary that
+            vLLM calls `_num_retired_blocks`.
+        tables: request id -> the list that the watermark was taken on.
     """
 
-    blocks: dict[str, int] = field(default_factory=dict)
+    null_block: Block
+    counters: Counters
+    watermarks: dict[str, int] = field(default_factory=dict)
     tables: dict[str, list[Block]] = field(default_factory=dict)
 
-    def of(self, request_id: str, table: list[Block]) -> int:
-        """Leading blocks of `table` that are already retired."""
-        if self.tables.get(request_id) is not table:
-            return 0
-        return self.blocks.get(request_id, 0)
+    def retire(
+        self,
+        request_id: str,
+        table: list[Block],
+        first_block: int,
+        last_block: int,
+        pool: BlockPool,
+        *,
+        stock_frees: int | None = None,
+    ) -> None:
+        """Free the states in blocks ``[first_block, last_block)`` of a request's table.
 
-    def move(self, request_id: str, table: list[Block], retired: int) -> None:
-        """Remember that the first `retired` blocks of `table` are retired."""
+        Freed blocks are replaced by the null block and handed to `pool` in one call, last block
+        first. The watermark moves up to the end of the range.
+
+        Args:
+            request_id: whose table it is.
+            table: the request's block table, changed in place.
+            first_block: first block of the range; raised to the request's watermark.
+            last_block: end of the range, not included; lowered to the length of the table.
+            pool: takes the freed blocks.
+            stock_frees: index of the block that vLLM frees by a rule of its own in the same call
+                (its "state of two steps ago"), if any; it does not count as kept by stock.
+        """
+        counters = self.counters
+        counters.calls += 1
+        if last_block > len(table):
+            counters.ranges_clamped += 1
+            last_block = len(table)
+        if self.tables.get(request_id) is table:
+            first_block = max(first_block, self.watermarks.get(request_id, 0))
+        if first_block >= last_block:
+            return
+        null_block = self.null_block
+        freed: list[Block] = []
+        crossed_gap = False
+        for index in range(last_block - 1, first_block - 1, -1):
+            block = table[index]
+            if block.is_null:
+                crossed_gap = True
+                continue
+            table[index] = null_block
+            freed.append(block)
+            if crossed_gap and index != stock_frees:
+                counters.states_stock_would_keep += 1
         self.tables[request_id] = table
-        self.blocks[request_id] = retired
+        self.watermarks[request_id] = last_block
+        if freed:
+            counters.states_freed += len(freed)
+            pool.free_blocks(freed)
 
     def forget(self, request_id: str) -> None:
         """Drop what is remembered of a request."""
         self.tables.pop(request_id, None)
-        self.blocks.pop(request_id, None)
-
-
-def retire(
-    request_id: str,
-    first_block: int,
-    last_block: int,
-    table: list[Block],
-    null_block: Block,
-    pool: BlockPool,
-    watermarks: Watermarks,
-    counters: Counters,
-    freed_by_stock: int | None = None,
-) -> None:
-    """Free the states in blocks ``[first_block, last_block)`` of a request's table.
-
-    Freed blocks are replaced by `null_block` and handed to `pool` in one call, last block first.
-
-    Args:
-        request_id: whose table it is.
-        first_block: first block of the range; raised to the request's watermark.
-        last_block: end of the range, not included; lowered to the length of the table.
-        table: the request's block table, changed in place.
-        null_block: stands in the table where no state is kept.
-        pool: takes the freed blocks.
-        watermarks: moved up to the end of the range.
-        counters: added to.
-        freed_by_stock: index of the block that vLLM frees by a rule of its own in the same call
-            (its "state of two steps ago"), if any; it does not count as kept by stock.
-    """
-    counters.calls += 1
-    if last_block > len(table):
-        counters.ranges_clamped += 1
-        last_block = len(table)
-    first_block = max(first_block, watermarks.of(request_id, table))
-    if first_block >= last_block:
-        return
-    freed: list[Block] = []
-    crossed_gap = False
-    for index in range(last_block - 1, first_block - 1, -1):
-        block = table[index]
-        if block.is_null:
-            crossed_gap = True
-            continue
-        table[index] = null_block
-        freed.append(block)
-        if crossed_gap and index != freed_by_stock:
-            counters.states_stock_would_keep += 1
-    watermarks.move(request_id, table, last_block)
-    if freed:
-        counters.states_freed += len(freed)
-        pool.free_blocks(freed)
+        self.watermarks.pop(request_id, None)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from .evidence import sight
+from .evidence import collect_evidence
+from .names import MODE_VARIABLE, read_mode
 from .releases import Matrix, MatrixError, Product, Row, load_matrix
 from .target import Target, find_target
-from .verdict import Mode, Reason, Verdict, decide
+from .verdict import Reason, Verdict, decide
 
 DISTRIBUTION = "vllm-mamba-retire"
 PLUGIN = "mamba_retire"
@@ -70,7 +71,7 @@ def look_around() -> Surroundings:
     matrix: Matrix | None = None
     try:
         matrix = load_matrix()
-        verdict = decide(sight(Mode.AUTO, target, matrix))
+        verdict = decide(collect_evidence(target, matrix))
     except MatrixError as error:
         verdict = Verdict(Reason.FAILED, f"{error}; reinstall {DISTRIBUTION}.")
     return Surroundings(
@@ -79,7 +80,7 @@ def look_around() -> Surroundings:
         target=target,
         verdict=verdict,
         row=matrix.row_for(target.version) if matrix and target else None,
-        mode=os.environ.get("MAMBA_RETIRE", Mode.AUTO.value),
+        mode=os.environ.get(MODE_VARIABLE, "auto"),
         obstacle=_obstacle(),
         neighbours=tuple(_neighbours(matrix)) if matrix else (),
         shadowed=tuple(_shadowed(target)) if target else (),
@@ -88,9 +89,9 @@ def look_around() -> Surroundings:
 
 def _obstacle() -> str | None:
     """The first thing that keeps vLLM from loading or obeying this package."""
-    wish = os.environ.get("MAMBA_RETIRE", Mode.AUTO.value)
-    if wish not in [mode.value for mode in Mode]:
-        return f"MAMBA_RETIRE={wish} is none of auto, require, off; unset it."
+    mode = os.environ.get(MODE_VARIABLE)
+    if read_mode(mode) is None:
+        return f"MAMBA_RETIRE={mode} is none of auto, require, off; unset it."
     if not any(_offers_plugin(found) for found in distributions(name=DISTRIBUTION)):
         return (
             f"vLLM finds no entry point {PLUGIN} in {_GROUP}; pip install {DISTRIBUTION} into "

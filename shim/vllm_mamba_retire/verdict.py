@@ -1,7 +1,7 @@
-"""The decision, as a pure function: what was seen in, one verdict out.
+"""Decides from evidence: a pure function, `Evidence` in, one `Verdict` out.
 
-Looks at nothing and changes nothing itself. The order of the questions is the safety argument, so
-it stands in one place, `decide`, from the most to the least reason to keep the hands off.
+Reads nothing and changes nothing. The checks run in order of severity and the first that applies
+decides; that order is the safety argument, so it stands in one place, `decide`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from .evidence import Evidence, Outcome
 from .releases import Row, Status
 from .target import Target
-
-
-class Mode(str, Enum):
-    """What the operator asked for with ``MAMBA_RETIRE``."""
-
-    AUTO = "auto"  # patch what is known to need it; in doubt leave vLLM alone and warn once
-    REQUIRE = "require"  # in doubt stop the process
-    OFF = "off"  # do nothing, import nothing
 
 
 class Reason(str, Enum):
@@ -40,14 +33,6 @@ class Reason(str, Enum):
 _IN_DOUBT = frozenset({Reason.DRIFTED, Reason.CONFLICT, Reason.FAILED, Reason.NO_TARGET})
 
 
-class Outcome(str, Enum):
-    """What the probe saw the class do with a null gap."""
-
-    RETIRES = "retires"  # frees the state before the gap, as vLLM 0.30.0 does
-    STOPS_AT_GAP = "stops at the gap"  # the defect
-    WRONG = "wrong"  # neither: must not be relied on
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A reason code and one sentence for people."""
@@ -64,47 +49,10 @@ class Verdict:
         return f"{self.reason.value}: {self.sentence}"
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What was seen before deciding.
-
-    Attributes:
-        mode: what the operator asked for.
-        target: the vLLM on disk, or None.
-        loaded_from: file that the manager module was loaded from; None where vLLM is only looked
-            at, not imported.
-        ours_installed: the class carries this package's patch.
-        foreign: a method we rely on that somebody else replaced, with whose it is.
-        subclass: a method of somebody's subclass that stands in for one we patch.
-        series: this package's on-disk series, where the file is its result.
-        row: the release whose methods this source has, to the token.
-        changed: methods that differ from the release that the version string names.
-        outcome: what the probe saw, None where it was not or could not be asked.
-        drift_allowed: the operator opted in to patching an unlisted source that shows the defect.
-    """
-
-    mode: Mode
-    target: Target | None
-    loaded_from: str | None = None
-    ours_installed: bool = False
-    foreign: str | None = None
-    subclass: str | None = None
-    series: str | None = None
-    row: Row | None = None
-    changed: tuple[str, ...] = ()
-    outcome: Outcome | None = None
-    drift_allowed: bool = False
-
-    @property
-    def retires(self) -> bool:
-        """Whether the class was seen to retire across a gap."""
-        return self.outcome is Outcome.RETIRES
-
-
 def decide(seen: Evidence) -> Verdict:
-    """One verdict for what was seen. `Reason.PATCHED` means: patch, and look again."""
+    """One verdict for the evidence. In a process `Reason.PATCHED` means: patch and probe again."""
     target = seen.target
-    if seen.mode is Mode.OFF:
+    if seen.off:
         return Verdict(Reason.OFF, "MAMBA_RETIRE=off; vLLM is left as it is.")
     if target is None:
         return Verdict(

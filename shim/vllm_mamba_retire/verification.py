@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .verdict import Mode, Outcome, Reason, Verdict, decide
+from .evidence import Outcome
+from .verdict import Reason, Verdict, decide
 
 # A geometry in which every chunk spans two blocks; lengths in tokens.
 BLOCK, SPEC, BUDGET, PROMPT = 3584, 5, 8192, 480_031
@@ -106,15 +107,15 @@ def bound(lag: int) -> int:
 
 def verify() -> Verification:
     """Run both sides on the vLLM of this interpreter, one after the other."""
-    return Verification(stock=look(Mode.OFF), patched=look(Mode.AUTO))
+    return Verification(stock=look("off"), patched=look("auto"))
 
 
-def look(mode: Mode) -> Side:
+def look(mode: str) -> Side:
     """Run one side in a child process with this ``MAMBA_RETIRE``.
 
     The verdict of the side that is off is the one that would have been.
     """
-    environment = os.environ | {"MAMBA_RETIRE": mode.value, "VLLM_LOGGING_LEVEL": "ERROR"}
+    environment = os.environ | {"MAMBA_RETIRE": mode, "VLLM_LOGGING_LEVEL": "ERROR"}
     child = subprocess.run(
         [sys.executable, "-m", __name__],
         env=environment,
@@ -150,14 +151,14 @@ def main() -> None:
 
 
 def _answer() -> Side:
-    from .evidence import sight
+    from .evidence import collect_evidence
     from .names import MANAGER_MODULE
     from .releases import load_matrix
     from .target import find_target
 
     target = find_target()
     side = Side(
-        decide(sight(Mode.AUTO, target, load_matrix())),
+        decide(collect_evidence(target, load_matrix())),
         vllm=target.version if target else None,
         package=str(target.package) if target else None,
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mamba_retire.evidence import sight
+from vllm_mamba_retire.evidence import collect_evidence
 from vllm_mamba_retire.releases import Matrix
 from vllm_mamba_retire.target import MANAGER_FILE, read_target
-from vllm_mamba_retire.verdict import Mode, Verdict, decide
+from vllm_mamba_retire.verdict import Verdict, decide
 
 _VERSION_FILE = Path("_version.py")
 
@@ -78,7 +78,7 @@ def seen(matrix: Matrix) -> Callable[[Site], Verdict]:
     """The verdict on a tree that nobody imported."""
 
     def look(site: Site) -> Verdict:
-        return decide(sight(Mode.AUTO, read_target(site.package), matrix))
+        return decide(collect_evidence(read_target(site.package), matrix))
 
     return look
 

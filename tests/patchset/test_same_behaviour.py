@@ -23,7 +23,7 @@ LENGTH = 200  # operations of a sequence
 ODD_CALLS = """
 import json, random
 from vllm.v1.core import single_type_kv_cache_manager as module
-from vllm_mamba_retire.standalone import build_manager
+from vllm_mamba_retire.probe import build_manager
 
 chance = random.Random(55450)
 manager = build_manager(module, block=4, pool=60, spec=1)

@@ -76,12 +76,16 @@ a.decide = bang
     "the patched class does not behave": (
         """
 import vllm_mamba_retire.binding as b
-b.retire = lambda *_: None
+b.Retirement.retire = lambda *_, **__: None
 """,
         "failed",
         "taken off",
     ),
-    "the wish is misspelt": ("import os; os.environ['MAMBA_RETIRE'] = 'on'", "failed", "on"),
+    "the mode is misspelt": (
+        "import os; os.environ['MAMBA_RETIRE'] = 'requier'",
+        "failed",
+        "requier",
+    ),
     "wrapt is broken": (
         "import sys; sys.modules['wrapt'] = None",
         "failed",
@@ -92,10 +96,10 @@ b.retire = lambda *_: None
 import vllm_mamba_retire.releases as m
 real = m.load_matrix
 def load(path=None):
-    import dataclasses
+    import msgspec
     table = real(path)
     rows = tuple(r for r in table.releases if r.status.value not in ("live", "native"))
-    return dataclasses.replace(table, releases=rows)
+    return msgspec.structs.replace(table, releases=rows)
 import vllm_mamba_retire.activation as a
 a.load_matrix = load
 """,

@@ -46,8 +46,8 @@ class Oracle:
         for manager in world.mamba:
             _must(not any(manager.req_to_blocks.values()), "a table is left")
             _must(not getattr(manager, "_num_retired_blocks", {}), "a watermark is left")
-            tables = getattr(manager, "_retirement_watermarks", None)
-            _must(not (tables and tables.tables), "a table is still referred to")
+            state = getattr(manager, "_mamba_retirement", None)
+            _must(not (state and state.tables), "a table is still referred to")
 
     def _look(self) -> list[dict[str, list[Any]]]:
         managers = self.world.managers

@@ -15,7 +15,7 @@ import pytest
 from vllm.v1.core import single_type_kv_cache_manager
 
 from vllm_mamba_retire import binding
-from vllm_mamba_retire.standalone import build_manager
+from vllm_mamba_retire.probe import build_manager
 
 POOL = 8
 

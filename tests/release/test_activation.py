@@ -9,9 +9,10 @@ from types import ModuleType
 import pytest
 
 from vllm_mamba_retire import activation, binding
+from vllm_mamba_retire.evidence import Outcome
 from vllm_mamba_retire.probe import probe
 from vllm_mamba_retire.releases import Status
-from vllm_mamba_retire.verdict import Outcome, Reason, Verdict
+from vllm_mamba_retire.verdict import Reason, Verdict
 
 REASONS = {
     Status.LIVE: Reason.PATCHED,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from vllm_mamba_retire import binding
+from vllm_mamba_retire.probe import build_manager
 from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.replay.manager import live_states, peak_states
-from vllm_mamba_retire.standalone import build_manager
 
 PROMPT, BUDGET, SPEC = 480_031, 8192, 5  # tokens, tokens, blocks: the replay of vllm#55450
 
@@ -90,7 +90,7 @@ def test_id_used_again_starts_at_the_first_block(patched: object, manager: Any) 
     manager.free("r")
     assert manager.block_pool.get_num_free_blocks() == 7
     assert manager._num_retired_blocks == {}
-    assert manager._retirement_watermarks.tables == {}
+    assert manager._mamba_retirement.tables == {}
     table = manager.req_to_blocks["r"] = manager.block_pool.get_new_blocks(2)
     manager.remove_skipped_blocks("r", 5)
     assert nulls(table) == [True, False]

@@ -94,6 +94,20 @@ def test_taken_off_every_object_is_the_one_from_before(own_pop: bool) -> None:
     assert not binding.uninstall(manager_class)
 
 
+def test_taken_off_live_managers_hold_what_they_held_before() -> None:
+    _, manager_class = hierarchy()
+    manager = with_table(manager_class)
+    before = set(vars(manager))
+    binding.install(manager_class)
+    manager._remove_blocks_in_range("r", 0, 2)
+    assert set(vars(manager)) - before
+    binding.uninstall(manager_class)
+    assert set(vars(manager)) == before
+    binding.install(manager_class)
+    manager._remove_blocks_in_range("r", 0, 3)
+    assert manager._num_retired_blocks == {"r": 3}
+
+
 @pytest.mark.parametrize("name", binding.PATCHED_METHODS)
 def test_nothing_is_taken_off_when_somebody_came_after(name: str) -> None:
     _, manager_class = hierarchy()
@@ -130,7 +144,7 @@ def test_the_end_of_a_request_goes_on_to_vllm_and_forgets(own_pop: bool, calls: 
     assert [call[0] for call in manager.calls] == calls
     assert popped == [manager._null_block, manager._null_block, *table[2:]]
     assert manager._num_retired_blocks == {}
-    assert manager._retirement_watermarks.tables == {}
+    assert manager._mamba_retirement.tables == {}
 
 
 def test_the_range_goes_to_the_retirement_and_not_to_the_base() -> None:

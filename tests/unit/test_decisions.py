@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from vllm_mamba_retire.evidence import Evidence, Outcome
 from vllm_mamba_retire.releases import Row, Status
 from vllm_mamba_retire.target import Target
-from vllm_mamba_retire.verdict import Evidence, Mode, Outcome, Reason, Verdict, decide
+from vllm_mamba_retire.verdict import Reason, Verdict, decide
 
 FILE = Path("/site/vllm/v1/core/single_type_kv_cache_manager.py")
 TARGET = Target(
@@ -34,7 +35,6 @@ def row(status: Status) -> Row:
 
 
 LIVE = Evidence(
-    mode=Mode.AUTO,
     target=TARGET,
     loaded_from=str(FILE),
     row=row(Status.LIVE),
@@ -57,8 +57,7 @@ INSTALLED = replace(LIVE, ours_installed=True, outcome=None)
 
 CASES = [
     Case("live", {}, Reason.PATCHED, ("0.29.0", "retires")),
-    Case("off comes first", {"mode": Mode.OFF, "target": None}, Reason.OFF, ("MAMBA_RETIRE=off",)),
-    Case("required", {"mode": Mode.REQUIRE}, Reason.PATCHED),
+    Case("off comes first", {"off": True, "target": None}, Reason.OFF, ("MAMBA_RETIRE=off",)),
     Case("no vLLM", {"target": None}, Reason.NO_TARGET, ("no vLLM",)),
     Case("compiled", {"loaded_from": str(FILE.with_suffix(".pyc"))}, Reason.PATCHED),
     Case(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from vllm_mamba_retire.retirement import Block, Counters, Watermarks, retire
+from vllm_mamba_retire.retirement import Block, Counters, Retirement
 
 
 @dataclass(eq=False)
@@ -29,21 +29,18 @@ NULL = State("-", is_null=True)
 
 @dataclass
 class Bench:
-    """One pool and one set of watermarks, and tables written as strings: ``"a-bc"``."""
+    """One pool and one state, and tables written as strings: ``"a-bc"``."""
 
     pool: Pool = field(default_factory=Pool)
-    watermarks: Watermarks = field(default_factory=Watermarks)
-    counters: Counters = field(default_factory=Counters)
+    retirement: Retirement = field(default_factory=lambda: Retirement(NULL, Counters()))
 
     def table(self, text: str) -> list[Block]:
         return [NULL if name == "-" else State(name) for name in text]
 
     def retire(
-        self, table: list[Block], first: int, last: int, freed_by_stock: int | None = None
+        self, table: list[Block], first: int, last: int, stock_frees: int | None = None
     ) -> str:
-        retire(
-            "r", first, last, table, NULL, self.pool, self.watermarks, self.counters, freed_by_stock
-        )
+        self.retirement.retire("r", table, first, last, self.pool, stock_frees=stock_frees)
         return "".join(block.name for block in table)  # type: ignore[attr-defined]
 
 
@@ -78,12 +75,12 @@ def test_watermark_never_moves_down(bench: Bench) -> None:
     table = bench.table("abc")
     bench.retire(table, 0, 3)
     bench.retire(table, 0, 1)
-    assert bench.watermarks.blocks == {"r": 3}
+    assert bench.retirement.watermarks == {"r": 3}
 
 
 def test_watermark_moves_over_blocks_that_were_null_already(bench: Bench) -> None:
     bench.retire(bench.table("---a"), 0, 3)
-    assert bench.watermarks.blocks == {"r": 3}
+    assert bench.retirement.watermarks == {"r": 3}
     assert bench.pool.returned == []
 
 
@@ -95,8 +92,8 @@ def test_watermark_belongs_to_its_table(bench: Bench) -> None:
 def test_forgotten_request_starts_again(bench: Bench) -> None:
     table = bench.table("ab")
     bench.retire(table, 0, 2)
-    bench.watermarks.forget("r")
-    assert (bench.watermarks.blocks, bench.watermarks.tables) == ({}, {})
+    bench.retirement.forget("r")
+    assert (bench.retirement.watermarks, bench.retirement.tables) == ({}, {})
     table[0] = State("again")
     assert bench.retire(table, 0, 2) == "--"
 
@@ -104,8 +101,8 @@ def test_forgotten_request_starts_again(bench: Bench) -> None:
 def test_range_past_the_table_is_cut_and_counted(bench: Bench) -> None:
     table = bench.table("ab")
     assert bench.retire(table, 0, 9) == "--"
-    assert bench.watermarks.blocks == {"r": 2}
-    assert bench.counters.ranges_clamped == 1
+    assert bench.retirement.watermarks == {"r": 2}
+    assert bench.retirement.counters.ranges_clamped == 1
     table.append(State("c"))
     assert bench.retire(table, 0, 3) == "---"
 
@@ -113,12 +110,12 @@ def test_range_past_the_table_is_cut_and_counted(bench: Bench) -> None:
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (2, 2), (2, 1), (0, -1)])
 def test_empty_range_leaves_no_trace(first: int, last: int, bench: Bench) -> None:
     assert bench.retire(bench.table("abc"), first, last) == "abc"
-    assert bench.watermarks.blocks == {}
+    assert bench.retirement.watermarks == {}
     assert bench.pool.returned == []
 
 
 @pytest.mark.parametrize(
-    ("text", "freed_by_stock", "kept"),
+    ("text", "stock_frees", "kept"),
     [
         ("abc", None, 0),  # no gap: stock frees them all
         ("a-b", None, 1),
@@ -129,9 +126,9 @@ def test_empty_range_leaves_no_trace(first: int, last: int, bench: Bench) -> Non
     ],
 )
 def test_states_that_stock_would_keep(
-    text: str, freed_by_stock: int | None, kept: int, bench: Bench
+    text: str, stock_frees: int | None, kept: int, bench: Bench
 ) -> None:
-    bench.retire(bench.table(text), 0, len(text), freed_by_stock)
-    assert bench.counters.states_stock_would_keep == kept
-    assert bench.counters.states_freed == len(text.replace("-", ""))
-    assert bench.counters.calls == 1
+    bench.retire(bench.table(text), 0, len(text), stock_frees)
+    assert bench.retirement.counters.states_stock_would_keep == kept
+    assert bench.retirement.counters.states_freed == len(text.replace("-", ""))
+    assert bench.retirement.counters.calls == 1

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vllm_mamba_retire.retirement import Counters, Watermarks, retire
+from vllm_mamba_retire.retirement import Counters, Retirement
 
 REQUESTS = ("a", "b")
 LONGEST = 12  # blocks of a table
@@ -55,7 +55,8 @@ class Requests(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool, self.counters, self.marks = Pool(), Counters(), Watermarks()
+        self.pool, self.counters = Pool(), Counters()
+        self.state = Retirement(NULL, self.counters)
         self.tables: dict[str, Table] = {}
         self.covered: dict[str, int] = {}  # model: places below this are retired
         self.expected: list[State] = []  # model: what must have been freed, in order
@@ -83,14 +84,14 @@ class Requests(RuleBasedStateMachine):
         self.expected += [states[place] for place in places if states[place] is not NULL]
         self.covered[name] = max(self.covered[name], end)
         for _ in range(2):  # the second call must change nothing
-            retire(name, 0, last, table, NULL, self.pool, self.marks, self.counters)
+            self.state.retire(name, table, 0, last, self.pool)
 
     @rule(name=st.sampled_from(REQUESTS))
     def end(self, name: str) -> None:
-        self.marks.forget(name)
+        self.state.forget(name)
         self.tables.pop(name, None)
-        assert name not in self.marks.blocks
-        assert name not in self.marks.tables
+        assert name not in self.state.watermarks
+        assert name not in self.state.tables
 
     @invariant()
     def freed_exactly_once_in_order(self) -> None:
@@ -121,5 +122,5 @@ def test_counters_can_start_from_zero() -> None:
 
 def test_a_range_to_the_very_end_of_the_table_is_not_clamped() -> None:
     counters, table = Counters(), Table([True, True])
-    retire("r", 0, 2, table, NULL, Pool(), Watermarks(), counters)
+    Retirement(NULL, counters).retire("r", table, 0, 2, Pool())
     assert (counters.states_freed, counters.ranges_clamped) == (2, 0)

@@ -123,7 +123,7 @@ def prefill(depth: int, rescan: bool) -> Iterator[int]:
     """Prefill one prompt with one chunk in flight; time the retirements after `depth` tokens."""
     from vllm.v1.core import single_type_kv_cache_manager as managers
 
-    from vllm_mamba_retire.standalone import build_manager, call_known
+    from vllm_mamba_retire.probe import build_manager, call_known
 
     stride = BUDGET // BLOCK * BLOCK
     first = depth // stride * stride + stride

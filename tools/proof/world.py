@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tools.proof.sequences import OPERATIONS, Geometry, Operation
-from vllm_mamba_retire.standalone import call_known
+from vllm_mamba_retire.probe import call_known
 
 _IDS = 8
 _TEXTS = 3

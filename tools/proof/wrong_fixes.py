@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_LOOP = "    freed: list[Block] = []\n"
-_MOVE = "watermarks.move(request_id, table, last_block)"
+_LOOP = "        freed: list[Block] = []\n"
+_MOVE = "self.watermarks[request_id] = last_block"
 
 
 class EditError(Exception):
@@ -40,34 +40,37 @@ WRONG_FIXES = (
         "frees one block too many",
         "retirement",
         _LOOP,
-        f"    last_block = min(last_block + 1, len(table))\n{_LOOP}",
+        f"        last_block = min(last_block + 1, len(table))\n{_LOOP}",
     ),
     WrongFix(
         "frees two too many",
         "retirement",
         _LOOP,
-        f"    last_block = min(last_block + 2, len(table))\n{_LOOP}",
+        f"        last_block = min(last_block + 2, len(table))\n{_LOOP}",
     ),
     WrongFix(
         "frees but leaves the block in the table",
         "retirement",
-        "        table[index] = null_block\n",
+        "            table[index] = null_block\n",
         "",
     ),
-    WrongFix("watermark one too high", "retirement", _MOVE, _MOVE.replace("block)", "block + 1)")),
+    WrongFix("watermark one too high", "retirement", _MOVE, _MOVE + " + 1"),
     WrongFix(
         "watermark kept after the request ends",
         "binding",
-        "        _watermarks(self).forget(request_id)\n",
+        "        _state(self, installed).forget(request_id)\n",
         "",
     ),
     WrongFix(
-        "stops at the first null", "retirement", "            continue\n", "            break\n"
+        "stops at the first null",
+        "retirement",
+        "                continue\n",
+        "                break\n",
     ),
     WrongFix(
         "no watermark at all",
         "retirement",
-        "max(first_block, watermarks.of(request_id, table))",
+        "max(first_block, self.watermarks.get(request_id, 0))",
         "first_block",
     ),
 )

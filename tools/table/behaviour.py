@@ -11,7 +11,7 @@ import json
 from vllm_mamba_retire.replay.compare import ReplayError, Side, replay_all
 from vllm_mamba_retire.replay.runs import Run
 from vllm_mamba_retire.replay.scenario import Arrival, Scenario
-from vllm_mamba_retire.verdict import Mode, Reason
+from vllm_mamba_retire.verdict import Reason
 from vllm_mamba_retire.verification import BLOCK, BUDGET, LAGS, PROMPT, SPEC, look
 
 _SIDES: tuple[Side, Side] = ("stock", "fixed")
@@ -28,12 +28,12 @@ _SCHEDULER = (
 
 
 def main() -> None:
-    stock = look(Mode.OFF)
+    stock = look("off")
     if stock.verdict.reason is Reason.ABSENT:
         return _answer([("configuration", "no mamba_cache_mode")])
     sides = [stock]
     if stock.verdict.reason is Reason.PATCHED:  # it is live: what the patch makes of it
-        sides.append(look(Mode.AUTO))
+        sides.append(look("auto"))
     return _answer(
         [
             ("probe", _told([side.outcome.value if side.outcome else "" for side in sides])),

@@ -9,10 +9,10 @@ from email.parser import BytesHeaderParser
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vllm_mamba_retire.evidence import sight
+from vllm_mamba_retire.evidence import collect_evidence
 from vllm_mamba_retire.releases import load_matrix
 from vllm_mamba_retire.target import Target, read_target
-from vllm_mamba_retire.verdict import Mode, Reason, Verdict, decide
+from vllm_mamba_retire.verdict import Reason, Verdict, decide
 
 from .config import Config
 from .serving import Serving, find_serving
@@ -87,7 +87,7 @@ def inspect(config: Config, tree: Tree) -> Inspection:
     """
     serving = find_serving(config, tree)
     target = _target(tree, serving)
-    verdict = decide(sight(Mode.AUTO, target, load_matrix()))
+    verdict = decide(collect_evidence(target, load_matrix()))
     installed = _installed(tree, serving)
     obstacles = tuple(_obstacles(config, installed)) if verdict.reason is Reason.PATCHED else ()
     return Inspection(config, serving, target, verdict, installed, obstacles)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_mamba_retire.standalone import build_manager, call_known
+from vllm_mamba_retire.probe import build_manager, call_known
 
 from .scenario import InputError
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vllm_mamba_retire.standalone import call_known
+from vllm_mamba_retire.probe import call_known
 
 from .platform import configure_only
 from .runs import Run, Step

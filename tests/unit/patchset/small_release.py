@@ -62,7 +62,7 @@ def known(folder: Path, patched: dict[str, str] = PATCHED) -> Known:
         for version, status in [("0.29.0", Status.LIVE), ("0.30.0", Status.NATIVE)]
     )
     fix = Fix("vllm#55450", datetime.date(2026, 9, 11), "0.30.0")
-    matrix = Matrix(fix=fix, methods=(), releases=rows, patches=tuple(files))
+    matrix = Matrix(schema=1, fix=fix, methods=(), releases=rows, patches=tuple(files))
     return Known(matrix, shipped_series(matrix, folder))
 
 
