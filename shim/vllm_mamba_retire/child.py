@@ -26,7 +26,15 @@ _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_S
 
 
 class ChildError(Exception):
-    """The child gave no answer; the message is its own sentence, or what it printed last."""
+    """The child gave no answer.
+
+    The message is one sentence where the child could say why, else it ends with what the child
+    printed last. `log` is the end of what it printed, with the traceback of an exception.
+    """
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
 
 
 class RefusalError(Exception):
@@ -86,7 +94,7 @@ def ask(
                 if kind == "answer":
                     return value
                 if kind == "refusal":
-                    raise ChildError(value)
+                    raise ChildError(value, _tail(log))
                 if on_event is not None:
                     on_event(value)
         if expired.is_set():
@@ -115,12 +123,49 @@ def answer(function: Callable[[Any, Callable[[Any], None]], Any]) -> NoReturn:
         send("answer", function(payload, lambda value: send("event", value)))
     except RefusalError as refusal:
         send("refusal", str(refusal))
+    except Exception as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        send("refusal", _unsupported(error))
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         status = 1
     # Interpreter shutdown runs vLLM's exit handlers: seconds of work for nothing.
     os._exit(status)
+
+
+def _unsupported(error: Exception) -> str:
+    """One sentence: the release, what of it is missing or failed and where, the newest known one.
+
+    The child's code depends on names and signatures inside vLLM; what a release lacks of them
+    shows as an exception.
+    """
+    from .releases import load_matrix
+    from .target import find_target
+
+    target = find_target()
+    if target is None:
+        return f"No vLLM is installed for {sys.executable}: {_text(error)}."
+    version = target.version or "of an unknown version"
+    newest = load_matrix().releases[-1].version
+    return (
+        f"This command cannot run on vLLM {version}: {_text(error)} ({_place(error)}). The newest "
+        f"release known to work is {newest}. vLLM itself is unchanged; update vllm-mamba-retire, "
+        "or report this."
+    )
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
+
+
+def _place(error: Exception) -> str:
+    """The last line of this package's code that the exception came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parent)
+    frame = next((f for f in reversed(frames) if f.filename.startswith(ours)), frames[-1])
+    return f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
 
 
 def _environment(changes: Mapping[str, str | None], path: Sequence[str | Path]) -> dict[str, str]:

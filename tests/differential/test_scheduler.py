@@ -6,23 +6,21 @@ waiting, tokens found cached and computed again, preemptions.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import pytest
-from tools.proof.compare import ROOT, Side
+from tools.proof.compare import Side
 from tools.proof.scenarios import seeded
 
-from vllm_mamba_retire.replay.compare import replay_all
 from vllm_mamba_retire.replay.runs import Run
 from vllm_mamba_retire.replay.scenario import Scenario
+from vllm_mamba_retire.replay.sides import FIXED, STOCK, replay_all
 
 SCENARIOS = 25
 
 
 def run(scenarios: Sequence[Scenario], side: Side) -> list[Run]:
-    path = os.pathsep.join(map(str, (ROOT / "shim", side.tree)))
-    return replay_all(scenarios, "fixed" if side.use == "patched" else "stock", path=path)
+    return replay_all(scenarios, FIXED if side.use == "patched" else STOCK, path=[side.tree])
 
 
 def differing(ours: list[Run], theirs: list[Run]) -> list[int]:

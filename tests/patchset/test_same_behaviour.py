@@ -13,7 +13,7 @@ from tools.proof.compare import Side, compare
 
 from tests.patchset.real_trees import ROOT, importable, patch_with_gnu, series_for, source_of
 from vllm_mamba_retire.replay.cases import read_cases
-from vllm_mamba_retire.replay.compare import replay_all
+from vllm_mamba_retire.replay.sides import FIXED, STOCK, replay_all
 
 STEPS = 4000  # operations per release
 LENGTH = 200  # operations of a sequence
@@ -116,10 +116,9 @@ def test_odd_calls_give_the_same(release: str, on_disk: Path, tmp_path: Path):
 def test_replays_of_the_field_give_the_same(release: str, on_disk: Path, tmp_path: Path):
     cases = read_cases(ROOT / "tests/cases/field_cases.yaml")
     scenarios = [s for case in cases if case.holds_on(release) for s in case.scenarios]
-    ours = os.environ["PYTHONPATH"]
     stock = importable(release, tmp_path / "stock")
-    at_run_time = replay_all(scenarios, "fixed", path=os.pathsep.join([ours, str(stock)]))
-    from_disk = replay_all(scenarios, "stock", path=os.pathsep.join([ours, str(on_disk)]))
+    at_run_time = replay_all(scenarios, FIXED, path=[stock])
+    from_disk = replay_all(scenarios, STOCK, path=[on_disk])
     assert {run.verdict for run in at_run_time} == {"patched"}
     assert {run.verdict for run in from_disk} == {"off"}
     assert [run.steps for run in from_disk] == [run.steps for run in at_run_time]

@@ -8,9 +8,9 @@ import pytest
 from packaging.version import Version
 
 from vllm_mamba_retire.replay.cases import Case, read_cases
-from vllm_mamba_retire.replay.compare import Pair, compare
+from vllm_mamba_retire.replay.sides import Comparison, compare
 
-Replays = dict[str, list[Pair]]
+Replays = dict[str, list[Comparison]]
 
 _FOLDER = Path(__file__).parents[1] / "cases"
 FIELD = read_cases(_FOLDER / "field_cases.yaml")

@@ -133,7 +133,7 @@ def test_replay_of_a_case_with_a_wrong_figure_is_a_finding(tmp_path: Path) -> No
     )
     result = _invoke("replay", str(cases))
     assert result.exit_code == 1
-    assert "wrong, lag 1, pool roomy: fixed peak_states is 3, expected 99." in result.stderr
+    assert "wrong, lag 1, pool ample: fixed peak_states is 3, expected 99." in result.stderr
 
 
 def test_replay_that_is_stuck_with_the_fix_is_a_finding(stays_stuck: bool) -> None:

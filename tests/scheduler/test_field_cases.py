@@ -5,10 +5,10 @@ from __future__ import annotations
 from vllm_mamba_retire.plan.bounds import Geometry
 from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.replay.cases import Case
-from vllm_mamba_retire.replay.compare import Pair
 from vllm_mamba_retire.replay.expectations import differences
+from vllm_mamba_retire.replay.sides import Comparison
 
-Replays = dict[str, list[Pair]]
+Replays = dict[str, list[Comparison]]
 
 
 def test_a_case_gives_its_figures(
@@ -60,6 +60,6 @@ def test_the_closed_form_agrees_with_the_scheduler(
             assert above in ((0, 1, 2) if geometry.leaks else (0,))
 
 
-def _geometry(pair: Pair) -> Geometry:
+def _geometry(pair: Comparison) -> Geometry:
     scenario = pair.scenario
     return Geometry(scenario.block, scenario.budget, scenario.spec, scenario.lag, scenario.groups)

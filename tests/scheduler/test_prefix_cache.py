@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vllm_mamba_retire.releases import Status
-from vllm_mamba_retire.replay.compare import Pair
+from vllm_mamba_retire.replay.sides import Comparison
 
-Replays = dict[str, list[Pair]]
+Replays = dict[str, list[Comparison]]
 
 
 def test_states_given_back_make_room_for_hits_under_pressure(

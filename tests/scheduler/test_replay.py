@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from vllm_mamba_retire.child import ChildError
 from vllm_mamba_retire.releases import Status
-from vllm_mamba_retire.replay.compare import Pair, ReplayError, compare, replay_all
 from vllm_mamba_retire.replay.scenario import Arrival, Scenario
+from vllm_mamba_retire.replay.sides import STOCK, Comparison, compare, replay_all
 
 BLOCK, BUDGET = 1568, 4096
 Child = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -37,12 +38,12 @@ SCENARIOS = {
 
 
 @pytest.fixture(scope="module")
-def pairs() -> dict[str, Pair]:
+def pairs() -> dict[str, Comparison]:
     return {pair.scenario.id: pair for pair in compare(list(SCENARIOS.values()))}
 
 
 def test_a_replay_that_cannot_go_on_says_so_and_at_which_step(
-    pairs: dict[str, Pair], stays_stuck: bool
+    pairs: dict[str, Comparison], stays_stuck: bool
 ) -> None:
     pair = pairs["no room"]
     for run in (pair.stock, pair.fixed):
@@ -68,7 +69,7 @@ def test_a_request_that_is_never_admitted_is_stuck_too(child: Child) -> None:
     assert answer.stdout.splitlines()[-1].startswith("nothing can be scheduled: the pool has no")
 
 
-def test_every_request_ends_and_every_token_is_computed_once(pairs: dict[str, Pair]) -> None:
+def test_every_request_ends_and_every_token_is_computed_once(pairs: dict[str, Comparison]) -> None:
     for name in ("pair", "waiting", "late", "short"):
         arrivals = SCENARIOS[name].arrivals
         for run in (pairs[name].stock, pairs[name].fixed):
@@ -80,7 +81,7 @@ def test_every_request_ends_and_every_token_is_computed_once(pairs: dict[str, Pa
 
 
 def test_requests_arrive_at_their_step_or_behind_the_one_they_wait_for(
-    pairs: dict[str, Pair],
+    pairs: dict[str, Comparison],
 ) -> None:
     run = pairs["pair"].fixed
     assert [step.running + step.waiting for step in run.steps[:5]] == [1, 1, 1, 2, 2]
@@ -90,12 +91,14 @@ def test_requests_arrive_at_their_step_or_behind_the_one_they_wait_for(
 
 
 def test_nobody_waits_for_a_step_that_no_running_request_will_reach(
-    pairs: dict[str, Pair],
+    pairs: dict[str, Comparison],
 ) -> None:
     assert len(pairs["late"].fixed.steps) < 100
 
 
-def test_two_long_requests_hold_the_states_of_both(pairs: dict[str, Pair], status: Status) -> None:
+def test_two_long_requests_hold_the_states_of_both(
+    pairs: dict[str, Comparison], status: Status
+) -> None:
     pair = pairs["pair"]
     bound = 2 + SCENARIOS["pair"].lag
     assert max(max(step.states) for step in pair.fixed.steps) <= 2 * bound
@@ -103,20 +106,13 @@ def test_two_long_requests_hold_the_states_of_both(pairs: dict[str, Pair], statu
     assert leaks is (status is Status.LIVE)
 
 
-def test_accepted_drafts_save_steps_with_and_without_a_lag(pairs: dict[str, Pair]) -> None:
+def test_accepted_drafts_save_steps_with_and_without_a_lag(pairs: dict[str, Comparison]) -> None:
     rejecting = len(pairs["rejecting"].fixed.steps)
     for name in ("accepting", "in step"):
         assert len(pairs[name].fixed.steps) < rejecting
 
 
-def test_a_failing_child_is_reported_with_its_last_words() -> None:
-    with pytest.raises(ReplayError, match="No module named 'vllm'"):
-        replay_all(list(SCENARIOS.values()), "stock", path=_path_of_this_package())
-
-
-def _path_of_this_package() -> str:
-    from pathlib import Path
-
-    import vllm_mamba_retire
-
-    return str(Path(vllm_mamba_retire.__file__).parents[1])
+def test_without_a_vllm_the_replay_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    with pytest.raises(ChildError, match=r"No vLLM is installed .*No module named 'vllm'"):
+        replay_all(list(SCENARIOS.values()), STOCK, path=["."])

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from vllm_mamba_retire.replay.cases import Case, read_cases
-from vllm_mamba_retire.replay.compare import Pair
 from vllm_mamba_retire.replay.expectations import differences
 from vllm_mamba_retire.replay.runs import Run, Step
 from vllm_mamba_retire.replay.scenario import Arrival, InputError, Scenario
+from vllm_mamba_retire.replay.sides import Comparison
 
 PLAIN = {"id": "a", "block": 1568, "budget": 4096, "prompt": 10_000}
 
@@ -113,10 +113,10 @@ def _run(deepest: int, **more: Any) -> Run:
     return Run("0.29.0", pool=99, steps=[step], **more)
 
 
-def _case(**figures: Any) -> tuple[Case, list[Pair]]:
+def _case(**figures: Any) -> tuple[Case, list[Comparison]]:
     scenario = Scenario("a", 1568, 4096, (Arrival("request", 10_000),))
     case = Case("a", scenarios=(scenario,), figures=figures, block_bytes=2**20)
-    return case, [Pair(scenario, stock=_run(64), fixed=_run(3))]
+    return case, [Comparison(scenario, {"stock": _run(64), "fixed": _run(3)})]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_wrong_figure_is_told_with_both_values(figures: dict[str, Any], said: 
 def test_a_side_left_out_is_not_compared_and_a_stuck_one_is_told() -> None:
     case, (pair,) = _case(expect={"stock": 1, "fixed": 3})
     assert differences(case, [pair], sides=["fixed"]) == []
-    stuck = Pair(pair.scenario, pair.stock, _run(3, stuck="no room (after step 1)"))
+    stuck = Comparison(pair.scenario, {"fixed": _run(3, stuck="no room (after step 1)")})
     assert "no room" in differences(case, [stuck], sides=["fixed"])[0]
 
 

@@ -7,14 +7,15 @@ release on the path. Every figure is measured in child processes, stock and patc
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
-from vllm_mamba_retire.replay.compare import ReplayError, Side, replay_all
+from vllm_mamba_retire.child import ChildError
 from vllm_mamba_retire.replay.runs import Run
 from vllm_mamba_retire.replay.scenario import Arrival, Scenario
+from vllm_mamba_retire.replay.sides import SIDES, Side, replay_all
 from vllm_mamba_retire.verdict import Reason
 from vllm_mamba_retire.verification import BLOCK, BUDGET, LAGS, PROMPT, SPEC, look
 
-_SIDES: tuple[Side, Side] = ("stock", "fixed")
 _SPECS, _LAGS = (0, 2), (1, 2)
 _CHUNK_BLOCK, _CHUNK_BUDGET, _TOKENS = 1568, 4096, 60_000  # tokens; a chunk spans two blocks
 _MANAGER = (
@@ -38,7 +39,7 @@ def main() -> None:
         [
             ("probe", _told([side.outcome.value if side.outcome else "" for side in sides])),
             (_MANAGER, _told(["/".join(map(str, side.peaks)) for side in sides])),
-            *_scheduler(_SIDES[: len(sides)]),
+            *_scheduler(SIDES[: len(sides)]),
         ]
     )
 
@@ -51,7 +52,7 @@ def _told(results: list[str]) -> str:
     return results[0] if len(results) == 1 else "stock {}, patched {}".format(*results)
 
 
-def _scheduler(sides: tuple[Side, ...]) -> list[tuple[str, str]]:
+def _scheduler(sides: Sequence[Side]) -> list[tuple[str, str]]:
     """Peak states through the release's own scheduler, without and with speculation."""
     told: dict[int, list[str]] = {spec: [] for spec in _SPECS}
     for side in sides:
@@ -64,7 +65,7 @@ def _replays(side: Side) -> list[str]:
     """Peaks by `_SPECS`; in one child process where that works."""
     try:
         runs = replay_all([_scenario(spec, lag) for spec in _SPECS for lag in _LAGS], side)
-    except ReplayError:
+    except ChildError:
         return [_replay(spec, side) for spec in _SPECS]
     return [_peaks(runs[: len(_LAGS)]), _peaks(runs[len(_LAGS) :])]
 
@@ -72,13 +73,13 @@ def _replays(side: Side) -> list[str]:
 def _replay(spec: int, side: Side) -> str:
     try:
         return _peaks(replay_all([_scenario(spec, lag) for lag in _LAGS], side))
-    except ReplayError as error:
-        return f"does not run ({_reason(str(error))})"
+    except ChildError as error:
+        return f"does not run ({_reason(error.log)})"
 
 
-def _reason(error: str) -> str:
+def _reason(log: str) -> str:
     """The sentence out of a traceback: pydantic adds where to read about itself."""
-    lines = [line.strip() for line in error.strip().splitlines()]
+    lines = [line.strip() for line in log.strip().splitlines()]
     said = [line for line in lines if line.startswith("Assertion failed, ")]
     return said[-1].removeprefix("Assertion failed, ").split(" [type=")[0] if said else lines[-1]
 

@@ -162,8 +162,8 @@ def _status(deployment: Deployment) -> Status | None:
 
 def _replayed(deployment: Deployment) -> tuple[int, int] | None:
     """Peak states stock and fixed from the installed vLLM, if it is the server's release."""
-    from vllm_mamba_retire.replay.compare import compare, replayable
     from vllm_mamba_retire.replay.scenario import Arrival, Scenario
+    from vllm_mamba_retire.replay.sides import compare, replayable
     from vllm_mamba_retire.target import find_target
 
     target = find_target()

@@ -1,25 +1,27 @@
-"""``replay``: a workload through the installed vLLM's own scheduler, stock and fixed.
+"""``replay``: a workload through the installed vLLM's own scheduler, on each side.
 
-Reads the wishes and shows the outcome; what a replay is, is in `vllm_mamba_retire.replay`.
+Reads the options and shows the outcome; `vllm_mamba_retire.replay` does the work.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .text import safe
+
 if TYPE_CHECKING:
     from vllm_mamba_retire.replay.cases import Case
-    from vllm_mamba_retire.replay.compare import OnProgress, Pair, Side
     from vllm_mamba_retire.replay.runs import Run
     from vllm_mamba_retire.replay.scenario import Scenario
+    from vllm_mamba_retire.replay.sides import Comparison, OnProgress, Side
 
 SCHEMA = 1
 _PLAIN_WIDTH = 160  # columns where no terminal limits them
@@ -32,6 +34,7 @@ _FIGURES = {
     "redone_tokens": "redone tokens",
     "hit_tokens": "hit tokens",
 }
+Replayed = Sequence[tuple["Case", "list[Comparison]"]]
 
 
 def replay(
@@ -58,7 +61,7 @@ def replay(
         str, typer.Option(help="prefix_cache_retention_interval: tokens, dense or default.")
     ] = "default",
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Write every step of both sides here.")
+        Path | None, typer.Option("--csv", help="Write every step of every side here.")
     ] = None,
     chart: Annotated[
         Path | None,
@@ -70,31 +73,47 @@ def replay(
 
     Takes case files, or one geometry from the flags (--block). Needs no GPU and no weights.
 
-    Exit 0: fine. Exit 1: a figure of a case differs, or a replay got stuck. Exit 2: bad input.
+    Exit 0: fine. Exit 1: a figure of a case differs, or a replay got stuck. Exit 2: bad input, or
+    a vLLM that cannot be replayed.
     """
     with usage_errors():
         from vllm_mamba_retire.replay.cases import Case, read_cases
+        from vllm_mamba_retire.replay.scenario import Arrival, InputError, Scenario
+        from vllm_mamba_retire.replay.sides import SIDES
 
         release = _release()
         if files:
             cases = _selected([case for file in files for case in read_cases(file)], only)
+        elif block is None:
+            raise InputError("block: give --block or a case file.")
         else:
-            scenario = _from_flags(
-                block, budget, prompt, output, requests, every, spec, drafter, lag, groups, pool,
-                retention,
-            )  # fmt: skip
+            scenario = Scenario(
+                id="flags",
+                block=block,
+                budget=budget,
+                arrivals=tuple(
+                    Arrival(str(number + 1), prompt, output, at=number * every)
+                    for number in range(requests)
+                ),
+                spec=spec,
+                drafter=drafter,  # type: ignore[arg-type]  # checked there
+                lag=lag,
+                groups=groups,
+                pool=pool,
+                retention_interval=int(retention) if retention.isdecimal() else retention,  # type: ignore[arg-type]
+            )
             cases = [Case("flags", scenarios=(scenario,))]
-        pairs = _run(cases)
-        findings = _findings(cases, pairs, release)
-        flat = [pair for case in cases for pair in pairs[case.id]]
+        replayed = _run(cases, SIDES)
+        findings = list(_findings(replayed, release))
+        flat = [comparison for _, comparisons in replayed for comparison in comparisons]
         if csv_file is not None:
-            _write_csv(csv_file, flat)
+            _write_csv(csv_file, list(_rows(flat)))
         if chart is not None:
             from vllm_mamba_retire.replay.charts import draw
 
-            draw(_telling(flat), chart)
+            draw(_first_difference(flat), chart)
     if as_json:
-        typer.echo(json.dumps(_document(release, cases, pairs, findings), indent=2))
+        typer.echo(json.dumps(_document(release, replayed, findings), indent=2))
     else:
         _show(flat, findings)
     raise typer.Exit(1 if findings else 0)
@@ -102,21 +121,21 @@ def replay(
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Bad input ends the command with exit 2 and its one sentence, a failed replay likewise."""
-    from vllm_mamba_retire.replay.compare import ReplayError
+    """Bad input, and a child process without an answer, end the command with exit 2."""
+    from vllm_mamba_retire.child import ChildError
     from vllm_mamba_retire.replay.scenario import InputError
 
     try:
         yield
-    except (InputError, ReplayError) as error:
-        typer.echo(f"Error: {error}", err=True)
+    except (InputError, ChildError) as error:
+        typer.echo(f"Error: {safe(str(error))}", err=True)
         raise typer.Exit(2) from None
 
 
 def _release() -> str:
     """The installed vLLM's version."""
-    from vllm_mamba_retire.replay.compare import OLDEST, replayable
     from vllm_mamba_retire.replay.scenario import InputError
+    from vllm_mamba_retire.replay.sides import OLDEST, replayable
     from vllm_mamba_retire.target import find_target
 
     target = find_target()
@@ -140,53 +159,18 @@ def _selected(cases: Sequence[Case], only: list[str] | None) -> list[Case]:
     return chosen
 
 
-def _from_flags(
-    block: int | None,
-    budget: int,
-    prompt: int,
-    output: int,
-    requests: int,
-    every: int,
-    spec: int,
-    drafter: Any,
-    lag: int,
-    groups: int,
-    pool: int | None,
-    retention: Any,
-) -> Scenario:
-    from vllm_mamba_retire.replay.scenario import Arrival, InputError, Scenario
-
-    if block is None:
-        raise InputError("block: give --block or a case file.")
-    return Scenario(
-        id="flags",
-        block=block,
-        budget=budget,
-        arrivals=tuple(
-            Arrival(str(number + 1), prompt, output, at=number * every)
-            for number in range(requests)
-        ),
-        spec=spec,
-        drafter=drafter,
-        lag=lag,
-        groups=groups,
-        pool=pool,
-        retention_interval=int(retention) if retention.isdecimal() else retention,
-    )
-
-
-def _run(cases: Sequence[Case]) -> dict[str, list[Pair]]:
-    from vllm_mamba_retire.replay.compare import compare
+def _run(cases: Sequence[Case], sides: Sequence[Side]) -> Replayed:
+    from vllm_mamba_retire.replay.sides import compare
 
     scenarios = [scenario for case in cases for scenario in case.scenarios]
-    with _progress(scenarios) as on_progress:
-        pairs = iter(compare(scenarios, on_progress))
-    return {case.id: [next(pairs) for _ in case.scenarios] for case in cases}
+    with _progress(scenarios, sides) as on_progress:
+        comparisons = iter(compare(scenarios, sides, on_progress))
+    return [(case, [next(comparisons) for _ in case.scenarios]) for case in cases]
 
 
 @contextmanager
-def _progress(scenarios: Sequence[Scenario]) -> Iterator[OnProgress]:
-    """A bar on stderr, on a terminal only."""
+def _progress(scenarios: Sequence[Scenario], sides: Sequence[Side]) -> Iterator[OnProgress]:
+    """A bar for each side on stderr, on a terminal only."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -196,37 +180,31 @@ def _progress(scenarios: Sequence[Scenario]) -> Iterator[OnProgress]:
     ]
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        tasks = {side: bars.add_task(side, total=total) for side in ("stock", "fixed")}
+        tasks = {side.name: bars.add_task(side.name, total=total) for side in sides}
 
-        def on_progress(side: Side, number: int, _steps: int, tokens: int) -> None:
+        def on_progress(side: str, number: int, _steps: int, tokens: int) -> None:
             bars.update(tasks[side], completed=min(total, before[number] + tokens))
 
         yield on_progress
 
 
-def _findings(cases: Sequence[Case], pairs: dict[str, list[Pair]], release: str) -> list[str]:
+def _findings(replayed: Replayed, release: str) -> Iterator[str]:
     from vllm_mamba_retire.replay.expectations import differences
 
-    found = [
-        f"{pair.scenario.id}: stuck with the fix: {pair.fixed.stuck}."
-        for replayed in pairs.values()
-        for pair in replayed
-        if pair.fixed.stuck
-    ]
-    for case in cases:
+    for case, comparisons in replayed:
+        for comparison in comparisons:
+            if comparison.fixed.stuck:
+                yield f"{comparison.scenario.id}: stuck with the fix: {comparison.fixed.stuck}."
         if case.holds_on(release):
-            found += differences(case, pairs[case.id])
-    return found
+            yield from differences(case, comparisons)
 
 
-def _telling(pairs: Sequence[Pair]) -> Pair:
-    """The first pair that shows a difference, else the first."""
-    return next((pair for pair in pairs if pair.stock.steps != pair.fixed.steps), pairs[0])
+def _first_difference(comparisons: Sequence[Comparison]) -> Comparison:
+    """The first that shows a difference between sides, else the first."""
+    return next((c for c in comparisons if c.stock.steps != c.fixed.steps), comparisons[0])
 
 
-def _document(
-    release: str, cases: Sequence[Case], pairs: dict[str, list[Pair]], findings: list[str]
-) -> dict[str, Any]:
+def _document(release: str, replayed: Replayed, findings: list[str]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "vllm": release,
@@ -237,14 +215,13 @@ def _document(
                 "compared": case.holds_on(release) and bool(case.figures),
                 "replays": [
                     {
-                        "scenario": asdict(pair.scenario),
-                        "stock": _summary(pair.stock),
-                        "fixed": _summary(pair.fixed),
+                        "scenario": asdict(comparison.scenario),
+                        **{side: _summary(run) for side, run in comparison.runs.items()},
                     }
-                    for pair in pairs[case.id]
+                    for comparison in comparisons
                 ],
             }
-            for case in cases
+            for case, comparisons in replayed
         ],
     }
 
@@ -260,60 +237,57 @@ def _summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _write_csv(path: Path, pairs: Sequence[Pair]) -> None:
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     from vllm_mamba_retire.replay.scenario import InputError
 
     try:
         with path.open("w", newline="") as file:
-            _write_steps(file, pairs)
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
     except OSError as error:
         raise InputError(f"csv: {path}: {error.strerror}.") from None
 
 
-def _write_steps(file: TextIO, pairs: Sequence[Pair]) -> None:
-    rows = [
-        {
-            "case": pair.scenario.id,
-            "lag": pair.scenario.lag,
-            "pool": run.pool + 1,
-            "side": side,
-            "step": number,
-            **asdict(step),
-            "states": " ".join(map(str, step.states)),
-        }
-        for pair in pairs
-        for side, run in (("stock", pair.stock), ("fixed", pair.fixed))
-        for number, step in enumerate(run.steps, start=1)
-    ]
-    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
+def _rows(comparisons: Iterable[Comparison]) -> Iterator[dict[str, Any]]:
+    """One row per step."""
+    for comparison in comparisons:
+        for side, run in comparison.runs.items():
+            for number, step in enumerate(run.steps, start=1):
+                yield {
+                    "case": comparison.scenario.id,
+                    "lag": comparison.scenario.lag,
+                    "pool": run.pool + 1,
+                    "side": side,
+                    "step": number,
+                    **asdict(step),
+                    "states": " ".join(map(str, step.states)),
+                }
 
 
-def _show(pairs: Sequence[Pair], findings: Sequence[str]) -> None:
+def _show(comparisons: Sequence[Comparison], findings: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"vLLM {pairs[0].stock.vllm}", title_justify="left")
+    table = Table(title=f"vLLM {comparisons[0].stock.vllm}", title_justify="left")
     table.add_column("case", no_wrap=True)
     for name in ("lag", "pool", "side", *_FIGURES.values()):
         table.add_column(name, justify="right")
-    for pair in pairs:
-        first = (pair.scenario.id, str(pair.scenario.lag), str(pair.scenario.pool or "roomy"))
-        for head, side, run in (
-            (first, "stock", pair.stock),
-            (("", "", ""), run_name(pair.fixed), pair.fixed),
-        ):
+    for comparison in comparisons:
+        scenario = comparison.scenario
+        head = (safe(scenario.id), str(scenario.lag), str(scenario.pool or "ample"))
+        for side, run in comparison.runs.items():
             figures = (f"{getattr(run, name):,}" for name in _FIGURES)
-            table.add_row(*head, side + (" (stuck)" if run.stuck else ""), *figures)
-    console = Console()
+            table.add_row(*head, run_name(side, run) + (" (stuck)" * bool(run.stuck)), *figures)
+            head = ("", "", "")
+    console = Console(markup=False)
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
     console.print(table)
     for finding in findings:
-        typer.echo(f"Finding: {finding}", err=True)
+        typer.echo(f"Finding: {safe(finding)}", err=True)
 
 
-def run_name(run: Run) -> str:
-    """What the side with this package is called: fixed, or the verdict where it did nothing."""
-    return "fixed" if run.verdict == "patched" else run.verdict
+def run_name(side: str, run: Run) -> str:
+    """Name of a side in a table: its own, or the verdict where this package changed nothing."""
+    return side if run.verdict in ("off", "patched") else run.verdict

@@ -1,4 +1,4 @@
-"""Draws states and pool use of a replay by step, stock and fixed together."""
+"""Draws states and pool use of a replay by step, all sides together."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .compare import Pair
 from .runs import Run, Step
 from .scenario import InputError
+from .sides import Comparison
 
 LOOK: dict[str, dict[str, Any]] = {
     "stock": {"color": "tab:red", "linestyle": "-"},
@@ -16,23 +16,22 @@ LOOK: dict[str, dict[str, Any]] = {
 }
 
 
-def draw(pair: Pair, path: Path) -> None:
-    """Write the chart of one pair; the suffix of `path` chooses the format (.png, .svg).
+def draw(comparison: Comparison, path: Path) -> None:
+    """Write the chart of one scenario; the suffix of `path` chooses the format (.png, .svg).
 
     Raises:
         InputError: matplotlib is not installed, or cannot write that format.
     """
     figure, (states, pool) = subplots()
-    sides = {"stock": pair.stock, "fixed": pair.fixed}
-    for side, run in sides.items():
+    for side, run in comparison.runs.items():
         _plot(states, side, run, lambda step: step.deepest)
         _plot(pool, side, run, lambda step: step.used)
         for number, step in enumerate(run.steps, start=1):
             if step.preempted:
                 pool.axvline(number, linewidth=0.8, alpha=0.5, **LOOK[side])
-    pool.axhline(pair.stock.pool, color="black", linewidth=0.8, label="pool")
+    pool.axhline(comparison.stock.pool, color="black", linewidth=0.8, label="pool")
     states.set_ylabel("live states of one request,\nper Mamba group")
-    states.set_title(f"{pair.scenario.id}, vLLM {pair.stock.vllm}")
+    states.set_title(f"{comparison.scenario.id}, vLLM {comparison.stock.vllm}")
     pool.set_ylabel("blocks in use\n(vertical: roll-back)")
     pool.set_xlabel("step")
     finish(figure, path)

@@ -7,16 +7,17 @@ of `Run` it is for, with ``_at_least`` or ``_at_most`` behind it where it is a b
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .cases import Case
-from .compare import Pair, Side
 from .runs import Run
 from .scenario import InputError
+from .sides import SIDES, Comparison
 
 _MIB = 2**20
+SIDE_NAMES = tuple(side.name for side in SIDES)
 _PROPERTIES = (
     "scheduled_tokens",
     "prefill_steps",
@@ -34,29 +35,30 @@ _RELATIONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def differences(
-    case: Case, pairs: Sequence[Pair], sides: Sequence[Side] = ("stock", "fixed")
+    case: Case, comparisons: Sequence[Comparison], sides: Container[str] | None = None
 ) -> list[str]:
     """One sentence for each figure of the case that its replays did not give.
 
-    `sides` limits the comparison: a native release never shows what stock did.
+    `sides` limits the check to sides of these names: a native release never shows what stock did.
+    Figures of a side that was not replayed are left out.
 
     Raises:
         InputError: a figure cannot be read.
     """
     return [
-        f"{case.id}, lag {pair.scenario.lag}, pool {pair.scenario.pool or 'roomy'}: {sentence}"
-        for pair in pairs
-        for sentence in _Comparison(case, pair, sides).differences()
+        f"{case.id}, lag {each.scenario.lag}, pool {each.scenario.pool or 'ample'}: {sentence}"
+        for each in comparisons
+        for sentence in _CaseCheck(case, each, sides).differences()
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
-    """One pair of replays against the figures of its case."""
+class _CaseCheck:
+    """One scenario's replays against the figures of its case."""
 
     case: Case
-    pair: Pair
-    sides: Sequence[Side]
+    replayed: Comparison
+    sides: Container[str] | None
 
     def differences(self) -> Iterator[str]:
         for name, value in self.case.figures.items():
@@ -70,10 +72,10 @@ class _Comparison:
     def _expect(self, expect: Mapping[str, Any]) -> Iterator[str]:
         for name, value in expect.items():
             if name.startswith("lag"):
-                if name == f"lag{self.pair.scenario.lag}":
+                if name == f"lag{self.replayed.scenario.lag}":
                     yield from self._expect(value)
             elif name == "same_with_and_without":
-                same = self.pair.stock.steps == self.pair.fixed.steps
+                same = self.replayed.stock.steps == self.replayed.fixed.steps
                 yield from _check("same with and without", same, value)
             else:
                 side, suffix = _split(name)
@@ -97,10 +99,10 @@ class _Comparison:
 
     def _run(self, side: str) -> Iterator[Run]:
         """The replay of a side that is to be compared."""
-        if side not in ("stock", "fixed"):
-            raise InputError(f"expect: {side}: neither stock nor fixed.")
-        if side in self.sides:
-            yield getattr(self.pair, side)
+        if side not in SIDE_NAMES:
+            raise InputError(f"expect: {side}: none of {', '.join(SIDE_NAMES)}.")
+        if side in self.replayed.runs and (self.sides is None or side in self.sides):
+            yield self.replayed.runs[side]
 
 
 def _check_run(side: str, run: Run, figures: Mapping[str, Any]) -> Iterator[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +100,3 @@ class Run:
     def hit_tokens(self) -> int:
         """Prompt tokens served from the prefix cache."""
         return sum(self.hits.values())
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Run:
-        """The inverse of `dataclasses.asdict`."""
-        steps = [Step(**{**step, "states": tuple(step["states"])}) for step in data["steps"]]
-        return cls(**{**data, "steps": steps})

@@ -6,9 +6,8 @@ as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
 
 class InputError(ValueError):
@@ -130,16 +129,10 @@ class Scenario:
         return -(-last // self.block) + self.groups * (states + self.spec) + 1
 
     @property
-    def roomy_pool(self) -> int:
+    def ample_pool(self) -> int:
         """Blocks that no schedule of these requests can exhaust, whatever leaks."""
         blocks = (-(-(a.prompt + a.output) // self.block) for a in self.arrivals)
         return sum((each + 2 * self.spec + 2) * (1 + self.groups) for each in blocks) + 1
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Scenario:
-        """The inverse of `dataclasses.asdict`."""
-        arrivals = tuple(Arrival(**arrival) for arrival in data["arrivals"])
-        return cls(**{**data, "arrivals": arrivals})
 
 
 def _at_least(item: Arrival | Scenario, **least: int) -> None:

@@ -1,9 +1,10 @@
 """Runs a `Scenario` through the scheduler of the vLLM imported in this process.
 
-The release's own `AsyncScheduler` (its `Scheduler` at lag 0), KV-cache manager, block pool and
-prefix cache; no GPU, no weights, no compiled op. The model is a stand-in that answers with the
-next tokens of a request's text. Everything that leans on vLLM's inside is here; like `manager` it
-knows nothing of the fix.
+``python -m`` this is the child process of `sides`; ``MAMBA_RETIRE`` decides there whether the fix
+is in, as in any vLLM process. The release's own `AsyncScheduler` (its `Scheduler` at lag 0),
+KV-cache manager, block pool and prefix cache run; no GPU, no weights, no compiled op. The model is
+a stand-in that answers with the next tokens of a request's text. Everything that depends on the
+scheduler's interface is here; like `manager`, a replay knows nothing of the fix.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from vllm_mamba_retire.child import RefusalError, answer
+from vllm_mamba_retire.names import MODE_VARIABLE, read_mode
 from vllm_mamba_retire.probe import call_known
 
 from .platform import configure_only
@@ -23,12 +28,13 @@ from .scenario import Arrival, Scenario
 _MODEL = Path(__file__).with_name("stand_in")
 _TEXT_STRIDE = 1 << 32  # token ids of different texts never meet
 _RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"  # <= 0.28 reads it from here
+_STEPS_PER_REPORT = 20
 _FRUITLESS_PREEMPTIONS = 8  # per request, without any request getting further than ever before
 
 
-def replay(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Run:
-    """Replay one scenario; `on_step` is called with the tokens of each step while it runs."""
-    return _Replay(scenario).run(on_step or (lambda _tokens: None))
+def replay(scenario: Scenario, on_step: Callable[[Run], None] | None = None) -> Run:
+    """Replay one scenario; `on_step` gets the run as it is after each step."""
+    return _Replay(scenario).run(on_step or (lambda _run: None))
 
 
 class _Replay:
@@ -48,10 +54,11 @@ class _Replay:
         self.in_flight: deque[tuple[Any, dict[str, int]]] = deque()
         self.reached: dict[str, int] = {}  # tokens computed so far, by request
         self.preemptions: dict[str, int] = {}  # already seen, by request
+        self.rolled_back: set[str] = set()  # preempted and not resumed yet
         self.furthest: dict[str, int] = {}
         self.fruitless = 0  # preemptions since a request last got further than ever before
 
-    def run(self, on_step: Callable[[int], None]) -> Run:
+    def run(self, on_step: Callable[[Run], None]) -> Run:
         idle = 0
         while self.to_come or self.scheduler.has_unfinished_requests():
             self._admit()
@@ -60,7 +67,7 @@ class _Replay:
             idle = 0 if scheduled else idle + 1
             if scheduled:
                 self._record(output)
-                on_step(scheduled)
+                on_step(self.result)
             self.in_flight.append((output, self._samples(output)))
             if not scheduled or len(self.in_flight) > self.scenario.lag:
                 self._settle(*self.in_flight.popleft())
@@ -139,9 +146,10 @@ class _Replay:
         names = list(samples)
         self.scheduler.update_from_output(
             output,
-            ModelRunnerOutput(
+            call_known(
+                ModelRunnerOutput,
                 req_ids=names,
-                req_id_to_index={name: index for index, name in enumerate(names)},
+                req_id_to_index={name: index for index, name in enumerate(names)},  # < 0.34
                 sampled_token_ids=sampled,
             ),
         )
@@ -193,15 +201,18 @@ class _Replay:
     def _count_preempted(self) -> int:
         count = 0
         for name, request in self.scheduler.requests.items():
-            count += request.num_preemptions - self.preemptions.get(name, 0)
-            self.preemptions[name] = request.num_preemptions
+            if new := request.num_preemptions - self.preemptions.get(name, 0):
+                count += new
+                self.preemptions[name] = request.num_preemptions
+                self.rolled_back.add(name)
         return count
 
     def _count_progress(self, output: Any) -> tuple[int, int, int]:
         """Requests that compute prompt tokens, tokens to be computed again, tokens found cached."""
         prefilling = redone = hit = 0
         entered = {new.req_id for new in output.scheduled_new_reqs}
-        resumed = set(output.scheduled_cached_reqs.resumed_req_ids)
+        resumed = self.rolled_back & output.num_scheduled_tokens.keys()
+        self.rolled_back -= resumed
         for name, tokens in output.num_scheduled_tokens.items():
             request = self.scheduler.requests[name]
             end = request.num_computed_tokens
@@ -274,7 +285,7 @@ def _build_config(scenario: Scenario) -> Any:
     ).create_engine_config()
     # The stand-in model's own geometry gives way to the scenario's.
     config.cache_config.block_size = config.cache_config.mamba_block_size = scenario.block
-    config.cache_config.num_gpu_blocks = scenario.pool or scenario.roomy_pool
+    config.cache_config.num_gpu_blocks = scenario.pool or scenario.ample_pool
     config.scheduler_config.async_scheduling = scenario.lag > 0
     return config
 
@@ -332,3 +343,38 @@ def _block_hasher(config: Any, hash_block: int) -> Any:
     lookahead = getattr(config, "num_hash_lookahead_tokens", 0)  # >= 0.33
     extra = (lookahead,) if lookahead else ()
     return get_request_block_hasher(hash_block, function, *extra)
+
+
+def _answer(payload: Any, report: Callable[[Any], None]) -> Any:
+    """The child's side of `sides.replay_all`: replay every scenario and report on the way."""
+    verdict = _activate()
+    runs: list[Run] = []
+    for number, scenario in enumerate(msgspec.convert(payload, list[Scenario])):
+
+        def on_step(run: Run, number: int = number) -> None:
+            steps = len(run.steps)
+            if steps % _STEPS_PER_REPORT == 0:
+                report({"scenario": number, "steps": steps, "tokens": run.scheduled_tokens})
+
+        runs.append(replay(scenario, on_step))
+        runs[-1].verdict = verdict
+    return msgspec.to_builtins(runs)
+
+
+def _activate() -> str:
+    """Reason code of this package's verdict on the vLLM of this process."""
+    if read_mode(os.environ.get(MODE_VARIABLE)) == "off":
+        return "off"
+    import vllm.v1.core.single_type_kv_cache_manager  # noqa: F401
+
+    from vllm_mamba_retire import activate
+
+    verdict = activate()
+    assert verdict is not None, "vLLM's manager module was imported just above"
+    if verdict.in_doubt:
+        raise RefusalError(verdict.sentence)
+    return verdict.reason.value
+
+
+if __name__ == "__main__":
+    answer(_answer)
