@@ -121,12 +121,12 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PatchedFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file that a series under patches/ changes: its hash before (None: it adds it) and after."""
+    """The file that a series under patches/ changes, and its hash before and after."""
 
     release: ReleaseNumber
     file: str
     series: str
-    sha256_before: Sha256 | None
+    sha256_before: Sha256
     sha256_after: Sha256
 
 
@@ -164,7 +164,7 @@ class Matrix(Struct, frozen=True, forbid_unknown_fields=True):
         fix: the upstream change.
         methods: the ``"Class.method"`` names that are fingerprinted.
         releases: one row per release, oldest first.
-        patches: files that the on-disk series change.
+        patches: the file that each on-disk series changes.
         products: other products that touch the class.
         images: container images.
     """

@@ -126,7 +126,7 @@ def _series(matrix: Matrix) -> Iterator[str]:
                 file.release,
                 file.series,
                 f"`{file.file}`",
-                f"`{file.sha256_before[:12]}`" if file.sha256_before else "(new)",
+                f"`{file.sha256_before[:12]}`",
                 f"`{file.sha256_after[:12]}`",
             )
             for file in matrix.patches

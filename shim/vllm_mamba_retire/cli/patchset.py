@@ -1,13 +1,14 @@
 """``diff``, ``apply``, ``check`` and ``revert``: the fix on disk.
 
-Talks to people and gives exit codes; what the commands mean is in `vllm_mamba_retire.patchset`.
+Prints and gives exit codes; what the commands mean is in `vllm_mamba_retire.patchset`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .text import safe
+
 if TYPE_CHECKING:
-    from vllm_mamba_retire.patchset.operations import Known
-    from vllm_mamba_retire.patchset.transaction import Edit
-    from vllm_mamba_retire.patchset.tree import Tree
+    from vllm_mamba_retire.patchset import Tree
 
 SCHEMA = 1
 
@@ -31,109 +32,77 @@ Target = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout.")]
-Tests = Annotated[
-    bool, typer.Option("--tests", help="Handle the tests for vLLM's own tree too (checkouts).")
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Probe = Annotated[
+    bool, typer.Option(help="Run the patched code in a child process before it is written.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def diff(target: Target = None, tests: Tests = False) -> None:
+def diff(target: Target = None) -> None:
     """Show what ``apply`` would change, as a diff for ``patch -p1``.
 
     Exit 0: known tree. Exit 1: a tree that apply would refuse. Exit 2: no vLLM there.
     """
-    with _reported(_Report("diff", as_json=False)) as report:
-        from vllm_mamba_retire.patchset import operations
+    with _reported("diff") as report:
+        from vllm_mamba_retire.patchset import RefusedError, as_diff
 
-        tree = _look(report, _known(), target, tests)
-        edits = operations.to_apply(tree)
-        typer.echo(operations.as_diff(tree.root, edits), nl=False)
-        report.sentence = "" if edits else "the series is applied; there is nothing to change"
+        tree = report.read(target)
+        if tree.patched is None:
+            raise RefusedError(tree.sentence)
+        typer.echo(as_diff(tree, tree.patched), nl=False)
+        applied = tree.data == tree.patched
+        report.sentence = "the series is applied; there is nothing to change" if applied else ""
 
 
-def check(target: Target = None, tests: Tests = False, as_json: Json = False) -> None:
-    """Tell the state of a tree by hashes: pristine, applied, half applied, outdated, foreign.
+def check(target: Target = None, as_json: Json = False) -> None:
+    """Report the state of a tree, by hashes: pristine, applied, half applied, foreign change.
 
     Exit 0: applied, or a release that needs nothing. Exit 1: anything else. Exit 2: no vLLM there.
     """
-    with _reported(_Report("check", as_json)) as report:
-        from vllm_mamba_retire.patchset.tree import State
+    with _reported("check", as_json) as report:
+        from vllm_mamba_retire.patchset import link_in, overriding_code, tidy
 
-        tree = _look(report, _known(), target, tests)
-        report.files = {str(file.path): file.state.value for file in tree.files}
-        report.sentence = {
-            State.PRISTINE: "as released; run apply to patch it",
-            State.APPLIED: "the series is applied",
-            State.HALF_APPLIED: "part of the series is applied and nothing else; run apply to "
-            "finish or revert to go back",
-            State.OUTDATED: "patched by another version of this series; run apply to renew it",
-            State.FOREIGN: "somebody else changed it; neither apply nor revert will touch it",
-            State.NOT_COVERED: tree.note,
-        }[tree.state]
-        fine = tree.state is State.APPLIED or (tree.state is State.NOT_COVERED and tree.settled)
-        report.exit_code = 0 if fine else 1
+        tree = report.read(target)
+        report.files = {str(tree.file): tree.state.value}
+        report.sentence = tree.sentence
+        hidden = overriding_code(tree, tree.data)
+        report.exit_code = 0 if tree.settled and not hidden else 1
+        report.notes = [
+            *(f"Python runs {path} and does not compare it with the source" for path in hidden),
+            *filter(None, [link_in(tree)]),
+            *tidy(tree),
+        ]
 
 
 def apply(
-    target: Target = None,
-    yes: Yes = False,
-    tests: Tests = False,
-    probe: Annotated[
-        bool, typer.Option(help="Ask the patched code in a process of its own how it behaves.")
-    ] = True,
-    as_json: Json = False,
+    target: Target = None, yes: Yes = False, probe: Probe = True, as_json: Json = False
 ) -> None:
-    """Put the patch series on a vLLM tree: shows the diff, asks, and goes back on any failure.
+    """Apply the patch series to a vLLM tree: show the diff, ask, probe the new code, write it.
 
     Exit 0: applied, now or before. Exit 1: refused or failed, nothing changed. Exit 2: usage.
     """
-    with _reported(_Report("apply", as_json)) as report:
-        from vllm_mamba_retire.patchset import operations
-
-        known = _known()
-        tree = _look(report, known, target, tests)
-
-        def verify() -> None:
-            if probe:
-                report.probe = operations.require_fixed(tree.root).detail
-
-        edits = operations.to_apply(tree)
-        if edits:
-            _agree(report, tree, edits, yes)
-        operations.perform(
-            tree.root, known, operations.to_apply, edits, verify, tests, _say_waiting
-        )
-        report.done(edits, "applied" if edits else "was applied already")
+    with _reported("apply", as_json) as report:
+        tree = report.read(target)
+        report.change(tree, tree.patched, yes, probe)
 
 
-def revert(
-    target: Target = None, yes: Yes = False, tests: Tests = False, as_json: Json = False
-) -> None:
-    """Take the patch series off a vLLM tree: the files are byte for byte as released again.
+def revert(target: Target = None, yes: Yes = False, as_json: Json = False) -> None:
+    """Take the patch series off a vLLM tree: the file is byte for byte as released again.
 
     Exit 0: as released, now or before. Exit 1: refused or failed, nothing changed. Exit 2: usage.
     """
-    with _reported(_Report("revert", as_json)) as report:
-        from vllm_mamba_retire.patchset import operations
-
-        known = _known()
-        tree = _look(report, known, target, tests)
-        edits = operations.to_revert(tree)
-        if edits:
-            _agree(report, tree, edits, yes)
-        operations.perform(
-            tree.root, known, operations.to_revert, edits, lambda: None, tests, _say_waiting
-        )
-        report.done(edits, "reverted" if edits else "was as released already")
+    with _reported("revert", as_json) as report:
+        tree = report.read(target)
+        report.change(tree, tree.released, yes, probe=False)
 
 
 @dataclass
 class _Report:
-    """What a command has to say in the end."""
+    """The result of a command."""
 
     command: str
     as_json: bool
-    root: Path | None = None
+    root: str | None = None
     version: str | None = None
     series: str | None = None
     state: str | None = None
@@ -143,98 +112,98 @@ class _Report:
     notes: list[str] = field(default_factory=list)
     exit_code: int = 0
 
-    def done(self, edits: Sequence[Edit], what: str) -> None:
-        """The command has done its work."""
-        from vllm_mamba_retire.patchset.surroundings import notes
+    def read(self, target: Path | None) -> Tree:
+        """Read the tree that the command is about."""
+        from vllm_mamba_retire.patchset import PatchsetError, read_tree
+        from vllm_mamba_retire.releases import load_matrix
+        from vllm_mamba_retire.target import find_target
 
-        assert self.root is not None
-        self.state = "applied" if self.command == "apply" else "pristine"
-        self.files = {str(edit.path): what for edit in edits}
-        self.notes = list(notes(self.root))
-        probed = f" and probed: {self.probe}" if self.probe else ""
-        self.sentence = f"{what}{probed}"
+        if target is None:
+            if (found := find_target()) is None:
+                raise PatchsetError(f"{sys.executable} finds no vLLM; name a tree with --target")
+            target = found.package
+        tree = read_tree(target, load_matrix())
+        self.root, self.version, self.state = str(tree.root), tree.version, tree.state.value
+        self.series = tree.series
+        return tree
+
+    def change(self, tree: Tree, after: bytes | None, yes: bool, probe: bool) -> None:
+        """Show the change, ask, and make it."""
+        from vllm_mamba_retire import patchset
+
+        if after is None:
+            raise patchset.RefusedError(tree.sentence)
+        differs = tree.data != after
+        if differs:
+            self._confirm(tree, after, yes)
+        # All that can fail is done before the file is replaced.
+        noted = list(patchset.notes(tree, after))
+        self.probe = patchset.change(tree, after, probe, _report_waiting)
+        applied = after == tree.patched
+        self.state, self.notes = "applied" if applied else "pristine", noted
+        self.sentence = f"{self.state} already"
+        if differs:
+            self.sentence = "applied" if applied else "reverted"
+            self.files = {str(tree.file): self.sentence}
+        if self.probe:
+            self.sentence += f"; probe: {self.probe}"
+
+    def _confirm(self, tree: Tree, after: bytes, yes: bool) -> None:
+        from vllm_mamba_retire.patchset import PatchsetError, RefusedError, as_diff
+
+        if not self.as_json:
+            _show_diff(as_diff(tree, after))
+        if yes:
+            return
+        if self.as_json or not sys.stdin.isatty():
+            raise PatchsetError("not confirmed, nothing was changed: pass --yes")
+        if not typer.confirm(f"Change vLLM {tree.version} at {safe(tree.root)}?", err=True):
+            raise RefusedError("not confirmed")
+
+    def interrupted(self) -> None:
+        """Report Ctrl-C, which may have come before the change or after it."""
+        before = self.state
+        if self.root:
+            self.read(Path(self.root))
+        changed = self.state != before
+        what = f"the tree is {self.state}" if changed else "nothing was changed"
+        self.sentence, self.exit_code = f"interrupted, {what}", 0 if changed else 1
 
     def show(self) -> None:
-        """Print it: JSON on stdout, or one line for people on stderr."""
+        """Print it: JSON on stdout, or lines on stderr."""
         if self.as_json:
             fields: dict[str, Any] = {"schema": SCHEMA, **vars(self)}
-            fields["root"] = str(self.root) if self.root else None
             del fields["as_json"]
             typer.echo(json.dumps(fields, indent=2))
             return
         where = f"vLLM {self.version} at {self.root}: " if self.root else ""
         state = f"{self.state}: " if self.command == "check" and self.state else ""
-        if self.sentence:
-            typer.echo(f"{where}{state}{self.sentence}", err=True)
-        for path, what in self.files.items() if self.command == "check" else ():
-            typer.echo(f"  {what:12} {path}", err=True)
-        for note in self.notes:
-            typer.echo(f"  note: {note}", err=True)
+        lines = [f"{where}{state}{self.sentence}"] if self.sentence else []
+        for line in (*lines, *(f"  note: {note}" for note in self.notes)):
+            typer.echo(safe(line), err=True)
 
 
 @contextmanager
-def _reported(report: _Report) -> Iterator[_Report]:
-    """Turn what can go wrong into a sentence and an exit code, and print the report."""
-    from vllm_mamba_retire.patchset.operations import RefusedError
-    from vllm_mamba_retire.patchset.series import SeriesError
-    from vllm_mamba_retire.patchset.transaction import RollbackError, TransactionError
-    from vllm_mamba_retire.patchset.tree import TreeError
+def _reported(command: str, as_json: bool = False) -> Iterator[_Report]:
+    """Turn errors into a sentence and an exit code, and print the report."""
+    from vllm_mamba_retire.patchset import PatchsetError, RefusedError
     from vllm_mamba_retire.releases import MatrixError
 
+    report = _Report(command, as_json)
     try:
         yield report
-    except (TreeError, SeriesError, MatrixError, RollbackError) as error:
+    except (PatchsetError, MatrixError) as error:
         report.sentence, report.exit_code = str(error), 2
-    except TransactionError as error:
-        report.sentence, report.exit_code = f"failed, nothing was changed: {error}", 1
     except RefusedError as error:
         report.sentence, report.exit_code = f"refused, nothing was changed: {error}", 1
-    report.show()
+    except KeyboardInterrupt:
+        report.interrupted()
+    try:
+        report.show()
+    except OSError:
+        # The exit code tells about the tree. Python would replace it, if it failed to flush too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     raise typer.Exit(report.exit_code)
-
-
-def _known() -> Known:
-    from vllm_mamba_retire.patchset.operations import Known
-    from vllm_mamba_retire.patchset.series import shipped_series
-    from vllm_mamba_retire.releases import load_matrix
-
-    matrix = load_matrix()
-    return Known(matrix, shipped_series(matrix))
-
-
-def _look(report: _Report, known: Known, target: Path | None, tests: bool) -> Tree:
-    from vllm_mamba_retire.patchset.tree import look, root_of
-
-    report.root = root_of(target or _installed())
-    tree = look(report.root, known.matrix, known.series, tests)
-    report.version = tree.version
-    report.series = tree.series.name if tree.series else None
-    report.state = tree.state.value
-    return tree
-
-
-def _installed() -> Path:
-    from vllm_mamba_retire.patchset.tree import TreeError
-    from vllm_mamba_retire.target import find_target
-
-    if (found := find_target()) is None:
-        raise TreeError(f"{sys.executable} finds no vLLM; name a tree with --target")
-    return found.package
-
-
-def _agree(report: _Report, tree: Tree, edits: Sequence[Edit], yes: bool) -> None:
-    """Show the diff and ask; comes back only if the answer is yes."""
-    from vllm_mamba_retire.patchset.operations import RefusedError, as_diff
-
-    if not report.as_json:
-        _show_diff(as_diff(tree.root, edits))
-    if yes:
-        return
-    if report.as_json or not sys.stdin.isatty():
-        typer.echo("there is nobody to ask: pass --yes", err=True)
-        raise typer.Exit(2)
-    if not typer.confirm(f"Change vLLM {tree.version} at {tree.root}?", err=True):
-        raise RefusedError("not agreed to")
 
 
 def _show_diff(text: str) -> None:
@@ -249,5 +218,5 @@ def _show_diff(text: str) -> None:
         typer.echo(text, nl=False, err=True)
 
 
-def _say_waiting() -> None:
-    typer.echo("another process works on this tree; waiting for it", err=True)
+def _report_waiting() -> None:
+    typer.echo("another process changes this tree; waiting for it", err=True)

@@ -6,22 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.patchset.small_release import RELEASED, Checkout, known
-from vllm_mamba_retire.patchset.operations import Known
+from tests.unit.patchset.small_release import make_matrix, make_series, make_site
+from vllm_mamba_retire import patchset
+from vllm_mamba_retire.releases import Matrix
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Known:
-    """Table and series of the small release."""
-    return known(tmp_path / "patches")
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Matrix:
+    """Matrix of the small release; its series is the one that the package finds."""
+    monkeypatch.setattr(patchset, "series_folder", lambda: tmp_path / "patches")
+    return make_matrix(make_series(tmp_path / "patches"))
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
+def site(tmp_path: Path) -> Path:
     """The small release as released."""
-    tree = Checkout(tmp_path / "site")
-    tree.write("vllm/_version.py", "__version__ = version = '0.29.0'\n")
-    tree.write("tests/v1/core/__init__.py", "")
-    for path, text in RELEASED.items():
-        tree.write(path, text)
-    return tree
+    return make_site(tmp_path / "site")
