@@ -13,27 +13,28 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_mamba_retire.patchset.operations import Known
-from vllm_mamba_retire.patchset.series import Series, shipped_series
-from vllm_mamba_retire.releases import load_matrix
+from vllm_mamba_retire.patchset import FILE
+from vllm_mamba_retire.releases import PatchedFile, load_matrix
 
-MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
+MANAGER = str(FILE)
 MATRIX = load_matrix()
-KNOWN = Known(MATRIX, shipped_series(MATRIX))
 RELEASE = os.environ["MAMBA_RETIRE_TEST_RELEASE"]
 ROOT = Path(__file__).parents[2]
+
+TESTS = ROOT / "patches/tests/mamba-state-retirement.patch"
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def series_for(release: str) -> Series:
-    """The shipped series of a release."""
-    return next(series for series in KNOWN.series if series.release == release)
+def series_for(release: str) -> PatchedFile:
+    """What the matrix says of a release's series."""
+    return next(entry for entry in MATRIX.patches if entry.release == release)
 
 
-def folder_of(series: Series) -> Path:
-    """Where the checkout has it."""
-    return ROOT / "patches" / series.name
+def fix_for(release: str) -> Path:
+    """The only patch of a release's series."""
+    (patch,) = (ROOT / "patches" / series_for(release).series).glob("*.patch")
+    return patch
 
 
 def source_of(release: str, kind: str) -> Path:
@@ -75,9 +76,9 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def patch_with_gnu(tree: Path, series: Series, *options: str) -> None:
+def patch_with_gnu(tree: Path, release: str, *options: str) -> None:
     """Apply the fix as an image builder does without this package."""
-    with (folder_of(series) / series.code.patch).open() as patch:
+    with fix_for(release).open() as patch:
         subprocess.run(
             ["patch", "-s", "-p1", "--fuzz=0", "-d", tree, *options], stdin=patch, check=True
         )

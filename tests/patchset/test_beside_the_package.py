@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.patchset.real_trees import MANAGER, RELEASE, importable, patch_with_gnu, series_for
+from vllm_mamba_retire.patchset import read_hunks
 
 LOOK = """
 import json
@@ -47,7 +48,7 @@ def look(tree: Path, mode: str = "auto") -> dict[str, object]:
 @pytest.mark.parametrize("mode", ["auto", "require"])
 def test_verdict_is_fixed_elsewhere_and_nothing_is_done_twice(mode: str, tmp_path: Path):
     tree = importable(RELEASE, tmp_path / "tree")
-    patch_with_gnu(tree, series_for(RELEASE))
+    patch_with_gnu(tree, RELEASE)
     seen = look(tree, mode)
     assert seen["reason"] == "fixed-elsewhere", seen["sentence"]
     assert seen["from"] == [str(tree / MANAGER)] * 2
@@ -64,9 +65,8 @@ def test_same_tree_without_the_series_is_patched(tmp_path: Path):
 @pytest.mark.parametrize("number", [0, 1], ids=["only-the-records", "only-the-methods"])
 def test_half_a_series_is_never_called_fixed(number: int, tmp_path: Path):
     tree = importable(RELEASE, tmp_path / "tree")
-    hunk = series_for(RELEASE).code.diff.hunks[number]
-    text = (tree / MANAGER).read_text()
-    (tree / MANAGER).write_text(text.replace(hunk.old, hunk.new))
+    old, new = read_hunks(series_for(RELEASE))[number]
+    (tree / MANAGER).write_bytes((tree / MANAGER).read_bytes().replace(old, new))
     seen = look(tree)
     # The first half changes no method: stock code, which the run-time patch mends as usual. With
     # the second alone every request fails, and nobody may say that it is fixed.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tools.proof.compare import Side, compare
 
-from tests.patchset.real_trees import ROOT, importable, patch_with_gnu, series_for, source_of
+from tests.patchset.real_trees import ROOT, importable, patch_with_gnu, source_of
 from vllm_mamba_retire.replay.cases import read_cases
 from vllm_mamba_retire.replay.sides import FIXED, STOCK, replay_all
 
@@ -68,7 +68,7 @@ print(json.dumps(seen))
 def on_disk(release: str, tmp_path: Path) -> Path:
     """The release with the series applied to its files."""
     tree = importable(release, tmp_path / "tree")
-    patch_with_gnu(tree, series_for(release))
+    patch_with_gnu(tree, release)
     return tree
 
 

@@ -13,20 +13,20 @@ import pytest
 
 from tests.patchset.real_trees import (
     MANAGER,
+    TESTS,
     files_only,
-    folder_of,
+    fix_for,
     importable,
     patch_with_gnu,
     series_for,
     source_of,
 )
-from vllm_mamba_retire.patchset import hunks
-from vllm_mamba_retire.patchset.series import sha256
+from vllm_mamba_retire.patchset import read_hunks, sha256
 
-# Of the tests in 0002, those that a release without 0001 passes too: the other modes, and prefills
-# with one block per chunk or nothing in flight.
+# Of the tests for vLLM's own tree, those that a release without the fix passes too: the other
+# modes, and prefills with one block per chunk or nothing in flight.
 PASS_WITHOUT_THE_FIX = 12
-TESTS = 32
+ALL_TESTS = 32
 
 each_kind = pytest.mark.parametrize("kind", ["wheel", "archive"])
 each_tool = pytest.mark.parametrize("tool", ["patch", "git"])
@@ -52,44 +52,48 @@ def run_tool(tool: str, tree: Path, patch: Path, *options: str) -> None:
 def test_series_goes_on_and_off_without_fuzz(release: str, kind: str, tool: str, tmp_path: Path):
     tree = files_only(release, tmp_path / "tree", kind)
     series = series_for(release)
-    assert sha256((tree / MANAGER).read_bytes()) == series.code.before
-    patches = [folder_of(series) / change.patch for change in series.changes]
-    for patch in patches:
+    assert sha256((tree / MANAGER).read_bytes()) == series.sha256_before
+    for patch in (fix_for(release), TESTS):
         run_tool(tool, tree, patch)
-    for change in series.changes:
-        assert sha256((tree / change.path).read_bytes()) == change.after
+    assert sha256((tree / MANAGER).read_bytes()) == series.sha256_after
     left = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}
-    assert left == {"vllm/_version.py", *(change.path for change in series.changes)}
-    for patch in reversed(patches):
+    assert left == {
+        "vllm/_version.py",
+        MANAGER,
+        "tests/v1/core/test_mamba_state_retirement.py",
+    }
+    for patch in (TESTS, fix_for(release)):
         run_tool(tool, tree, patch, "-R")
-    assert sha256((tree / MANAGER).read_bytes()) == series.code.before
+    assert sha256((tree / MANAGER).read_bytes()) == series.sha256_before
+
+
+def test_git_am_refuses_a_plain_diff_and_changes_nothing(release: str, tmp_path: Path):
+    tree = files_only(release, tmp_path / "tree")
+    subprocess.run(["git", "init", "-q", "."], cwd=tree, check=True)
+    done = subprocess.run(
+        ["git", "am", fix_for(release)], cwd=tree, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert sha256((tree / MANAGER).read_bytes()) == series_for(release).sha256_before
 
 
 @each_tool
 def test_series_goes_on_where_lines_have_moved(release: str, tool: str, tmp_path: Path):
     tree = files_only(release, tmp_path / "tree")
-    series = series_for(release)
-    moved = "# one\n# two\n# three\n"
-    text = (tree / MANAGER).read_text()
-    (tree / MANAGER).write_text(moved + text)
-    run_tool(tool, tree, folder_of(series) / series.code.patch)
-    assert (tree / MANAGER).read_text() == moved + hunks.apply(series.code.diff, text)
+    moved = b"# one\n# two\n# three\n"
+    expected = (tree / MANAGER).read_bytes()
+    for old, new in read_hunks(series_for(release)):
+        expected = expected.replace(old, new)
+    (tree / MANAGER).write_bytes(moved + (tree / MANAGER).read_bytes())
+    run_tool(tool, tree, fix_for(release))
+    assert (tree / MANAGER).read_bytes() == moved + expected
 
 
-def test_own_applier_gives_the_same_bytes(release: str):
-    series = series_for(release)
-    text = (source_of(release, "wheel") / MANAGER).read_text()
-    patched = hunks.apply(series.code.diff, text)
-    assert sha256(patched.encode()) == series.code.after
-    assert hunks.undo_present(series.code.diff, patched) == text
-
-
-def run_tests(release: str, tree: Path, tmp_path: Path) -> tuple[int, int]:
-    """Run the tests of 0002 on the vLLM in `tree`; returns passes and failures."""
-    series = series_for(release)
+def run_tests(tree: Path, tmp_path: Path) -> tuple[int, int]:
+    """Run the tests for vLLM's own tree on the vLLM in `tree`; returns passes and failures."""
     beside = tmp_path / "own-tests"  # away from vllm/, as pytest puts its root on the path
     beside.mkdir()
-    run_tool("patch", beside, folder_of(series) / series.changes[1].patch)
+    run_tool("patch", beside, TESTS)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "."],
         cwd=beside / "tests/v1/core",
@@ -106,13 +110,13 @@ def run_tests(release: str, tree: Path, tmp_path: Path) -> tuple[int, int]:
 @each_kind
 def test_tests_of_the_series_pass_with_the_fix(release: str, kind: str, tmp_path: Path):
     tree = importable(release, tmp_path / "tree", kind)
-    patch_with_gnu(tree, series_for(release))
-    assert run_tests(release, tree, tmp_path) == (TESTS, 0)
+    patch_with_gnu(tree, release)
+    assert run_tests(tree, tmp_path) == (ALL_TESTS, 0)
 
 
 def test_tests_of_the_series_fail_without_the_fix(release: str, tmp_path: Path):
-    passed, failed = run_tests(release, source_of(release, "wheel"), tmp_path)
-    assert (passed, failed) == (PASS_WITHOUT_THE_FIX, TESTS - PASS_WITHOUT_THE_FIX)
+    passed, failed = run_tests(source_of(release, "wheel"), tmp_path)
+    assert (passed, failed) == (PASS_WITHOUT_THE_FIX, ALL_TESTS - PASS_WITHOUT_THE_FIX)
 
 
 def test_tools_are_the_real_ones():

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import py_compile
 import shlex
 import shutil
 import subprocess
@@ -22,19 +23,19 @@ from tests.patchset.real_trees import (
     RELEASE,
     Cli,
     files_only,
-    folder_of,
+    fix_for,
     patch_with_gnu,
     series_for,
     snapshot,
 )
-from vllm_mamba_retire.patchset.series import sha256
+from vllm_mamba_retire.patchset import sha256
 
 SERIES = series_for(RELEASE)
-FIX = folder_of(SERIES) / SERIES.code.patch
+FIX = fix_for(RELEASE)
 
 
 def is_patched(tree: Path) -> bool:
-    return sha256((tree / MANAGER).read_bytes()) == SERIES.code.after
+    return sha256((tree / MANAGER).read_bytes()) == SERIES.sha256_after
 
 
 def git(*arguments: object, cwd: Path) -> None:
@@ -122,7 +123,7 @@ def cloned_with_crlf(patches: Path, tmp_path: Path) -> Path:
     git("commit", "-qm", "series", cwd=origin)
     clone = tmp_path / "clone"
     git("clone", "-q", "-c", "core.autocrlf=true", origin, clone, cwd=tmp_path)
-    return clone / "patches" / SERIES.name / SERIES.code.patch
+    return clone / "patches" / SERIES.series / FIX.name
 
 
 def test_series_keeps_its_line_ends_in_any_checkout(tmp_path: Path):
@@ -152,7 +153,7 @@ def test_read_only_tree_is_left_alone_and_said_so(tmp_path: Path):
         TREE=tree,
     )
     assert done.returncode == 1
-    assert "failed, nothing was changed" in done.stderr
+    assert "refused, nothing was changed" in done.stderr
     assert "Read-only file system" in done.stderr
     assert snapshot(tree) == before
 
@@ -182,6 +183,65 @@ def as_a_user_without_rights(tree: Path, *arguments: str) -> subprocess.Complete
         for path in (*tree.rglob("*"), tree):
             path.chmod(path.stat().st_mode & ~0o222)
     return run_under(prefix, *shlex.split(COMMAND), *arguments, "--target", str(tree))
+
+
+@pytest.fixture
+def tree_of_a_user(somebody_elses_tree: Path) -> Path:
+    """A tree that the user without rights owns, which only root can make."""
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    for path in (somebody_elses_tree, *somebody_elses_tree.rglob("*")):
+        os.chown(path, 65534, 65534)
+    return somebody_elses_tree
+
+
+def apply_as_its_user(tree: Path) -> subprocess.CompletedProcess[str]:
+    return as_a_user_without_rights(tree, "apply", "--yes", "--no-probe")
+
+
+def compiled_code(tree: Path, mode: py_compile.PycInvalidationMode) -> Path:
+    """What root compiled in a user's tree."""
+    compiled = Path(py_compile.compile(str(tree / MANAGER), invalidation_mode=mode, doraise=True))
+    compiled.parent.chmod(0o755)
+    return compiled
+
+
+def test_compiled_code_that_python_compares_may_belong_to_root(tree_of_a_user: Path):
+    compiled = compiled_code(tree_of_a_user, py_compile.PycInvalidationMode.TIMESTAMP)
+    done = apply_as_its_user(tree_of_a_user)
+    assert done.returncode == 0, done.stderr
+    assert is_patched(tree_of_a_user)
+    assert compiled.exists()
+
+
+def test_compiled_code_that_would_hide_the_fix_is_a_reason_to_refuse(tree_of_a_user: Path):
+    compiled = compiled_code(tree_of_a_user, py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    before = snapshot(tree_of_a_user)
+    done = apply_as_its_user(tree_of_a_user)
+    assert done.returncode == 1
+    assert f"refused, nothing was changed: {compiled}: Permission denied" in done.stderr
+    assert snapshot(tree_of_a_user) == before
+
+
+def test_tree_that_a_group_may_write_is_refused_with_its_owner(tree_of_a_user: Path):
+    os.chown(tree_of_a_user / MANAGER, 0, 65534)
+    before = snapshot(tree_of_a_user)
+    done = apply_as_its_user(tree_of_a_user)
+    assert done.returncode == 1
+    assert f"{tree_of_a_user / MANAGER} belongs to root:" in done.stderr
+    assert "Run this as its owner or as root" in done.stderr
+    assert snapshot(tree_of_a_user) == before
+
+
+def test_attribute_that_a_user_cannot_give_is_a_reason_to_refuse(tree_of_a_user: Path):
+    try:
+        os.setxattr(tree_of_a_user / MANAGER, "security.vendor", b"a label")
+    except OSError as error:
+        pytest.skip(f"security attributes cannot be set on this file system: {error.strerror}")
+    done = apply_as_its_user(tree_of_a_user)
+    assert done.returncode == 1
+    assert "attributes (security.vendor)" in done.stderr
+    assert not is_patched(tree_of_a_user)
 
 
 def test_user_without_rights_can_check_and_changes_nothing(somebody_elses_tree: Path):
@@ -214,6 +274,37 @@ def test_full_disk_leaves_every_byte_and_no_litter(tmp_path: Path):
     assert done.stdout.split() == ["./vllm/_version.py", f"./{MANAGER}"]
 
 
+def test_file_that_cannot_be_replaced_is_left_alone_and_no_litter(tmp_path: Path):
+    tree = files_only(RELEASE, tmp_path / "tree")
+    before = snapshot(tree)
+    mounted = in_own_mounts(
+        f"mount --bind $FILE $FILE; exec {COMMAND} apply --yes --no-probe --target $TREE",
+        TREE=tree,
+        FILE=tree / MANAGER,
+    )
+    assert mounted.returncode == 1
+    assert "refused, nothing was changed" in mounted.stderr
+    assert "Device or resource busy" in mounted.stderr
+    assert snapshot(tree) == before
+
+
+def test_immutable_file_is_left_alone_and_no_litter(tmp_path: Path, cli: Cli):
+    tree = files_only(RELEASE, tmp_path / "tree")
+    before = snapshot(tree)
+    fixed = subprocess.run(
+        ["chattr", "+i", tree / MANAGER], capture_output=True, text=True, check=False
+    )
+    if fixed.returncode:
+        pytest.skip(f"not allowed on this machine: chattr +i: {fixed.stderr.strip()}")
+    try:
+        done = cli("apply", "--target", tree, "--yes", "--no-probe")
+    finally:
+        subprocess.run(["chattr", "-i", tree / MANAGER], check=True)
+    assert done.returncode == 1
+    assert "refused, nothing was changed" in done.stderr
+    assert snapshot(tree) == before
+
+
 # Links and doubles.
 
 
@@ -226,13 +317,31 @@ def test_linked_site_packages_stays_a_link(tmp_path: Path, cli: Cli):
     assert (tmp_path / "lib64").is_symlink()
 
 
+def test_tree_of_links_to_a_cache_is_read_and_not_changed(tmp_path: Path, cli: Cli):
+    # uv --link-mode=symlink: real folders, every file a link.
+    cache = files_only(RELEASE, tmp_path / "cache")
+    before = snapshot(cache)
+    site = tmp_path / "site"
+    shutil.copytree(cache, site, copy_function=os.symlink)
+    told = cli("check", "--target", site)
+    assert (told.returncode, "pristine" in told.stderr) == (1, True)
+    assert "--link-mode=copy" in told.stderr
+    refused = cli("apply", "--target", site, "--yes", "--no-probe")
+    assert (refused.returncode, "--link-mode=copy" in refused.stderr) == (1, True)
+    patch_with_gnu(cache, RELEASE)
+    assert cli("check", "--target", site).returncode == 0
+    assert (site / MANAGER).is_symlink()
+    patch_with_gnu(cache, RELEASE, "-R")
+    assert snapshot(cache) == before
+
+
 def test_cache_that_shares_the_file_is_not_patched_with_it(tmp_path: Path, cli: Cli):
     # uv links the files of an environment to those in its cache.
     cache, site = tmp_path / "cache", files_only(RELEASE, tmp_path / "site")
     os.link(site / MANAGER, cache)
     assert cli("apply", "--target", site, "--yes", "--no-probe").returncode == 0
     assert is_patched(site)
-    assert sha256(cache.read_bytes()) == SERIES.code.before
+    assert sha256(cache.read_bytes()) == SERIES.sha256_before
 
 
 def test_of_two_trees_the_one_that_serves_is_patched_and_the_other_named(tmp_path: Path, cli: Cli):
@@ -243,7 +352,7 @@ def test_of_two_trees_the_one_that_serves_is_patched_and_the_other_named(tmp_pat
     done = cli("apply", "--yes", "--no-probe", PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     assert (is_patched(serving), is_patched(other)) == (True, False)
-    assert f"another vLLM lies at {other / 'vllm'}" in done.stderr
+    assert f"another vLLM is at {other / 'vllm'}" in done.stderr
 
 
 # pip's view of a patched tree.
@@ -295,7 +404,7 @@ def test_wheel_record_that_no_longer_matches_is_said_and_what_pip_makes_of_it(in
     # What the note says, pip does: its check sees nothing, a reinstall brings stock code back.
     assert "No broken requirements" in pip(python, "check").stdout
     pip(python, "install", "--no-deps", "--force-reinstall", wheel)
-    assert sha256((site / MANAGER).read_bytes()) == SERIES.code.before
+    assert sha256((site / MANAGER).read_bytes()) == SERIES.sha256_before
     told = cli("check", "--target", site)
     assert (told.returncode, "pristine" in told.stderr) == (1, True)
     assert cli("apply", "--target", site, "--yes", "--no-probe").returncode == 0
@@ -312,35 +421,3 @@ def test_uninstalled_vllm_cannot_be_imported_as_an_empty_package(installed, cli:
     assert cli("apply", "--target", site, "--yes", "--no-probe").returncode == 0
     pip(python, "uninstall", "-y", "vllm")
     assert not (site / "vllm").exists()
-
-
-# Older versions of the series.
-
-
-def test_tree_patched_with_another_series_is_told_renewed_and_reverted(tmp_path: Path, cli: Cli):
-    tree = files_only(RELEASE, tmp_path / "tree")
-    before = snapshot(tree)
-    assert cli("apply", "--target", tree, "--yes", "--no-probe").returncode == 0
-    # As if this package had once shipped another wording of a comment.
-    state = tree / ".vllm-mamba-retire.json"
-    for path in (state, tree / MANAGER):
-        path.write_text(path.read_text().replace("How many leading blocks", "Leading blocks"))
-    told = json.loads(cli("check", "--target", tree, "--json").stdout)
-    assert (told["state"], told["exit_code"]) == ("outdated", 1)
-    outdated = snapshot(tree)
-    assert cli("apply", "--target", tree, "--yes", "--no-probe").returncode == 0
-    assert is_patched(tree)
-    for name, (mode, data) in outdated.items():
-        (tree / name).write_bytes(data)
-        (tree / name).chmod(mode)
-    assert cli("revert", "--target", tree, "--yes").returncode == 0
-    assert snapshot(tree) == before
-
-
-def test_tree_patched_with_another_series_by_hand_is_a_foreign_change(tmp_path: Path, cli: Cli):
-    tree = files_only(RELEASE, tmp_path / "tree")
-    patch_with_gnu(tree, SERIES)
-    text = (tree / MANAGER).read_text()
-    (tree / MANAGER).write_text(text.replace("How many leading blocks", "Leading blocks"))
-    told = json.loads(cli("check", "--target", tree, "--json").stdout)
-    assert told["state"] == "foreign change"

@@ -16,12 +16,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from unidiff.patch import PatchSet
+
 from tools.proof import replaced
 from tools.proof.forks import ROOT, first_failure, in_fork
 from tools.proof.mutations import mutants
 from vllm_mamba_retire import __version__
-from vllm_mamba_retire.patchset import hunks
-from vllm_mamba_retire.patchset.series import Series, shipped_series
+from vllm_mamba_retire.patchset import read_tree
 from vllm_mamba_retire.releases import load_matrix
 
 # Mutants that behave as the series does, by part of their name, with the reason.
@@ -30,10 +31,11 @@ EQUIVALENT = {
 }
 
 
-def patched_text(series: Series, tree: Path) -> tuple[str, set[int]]:
+def patched_text(folder: Path) -> tuple[str, set[int]]:
     """The manager's source with the series applied, and the numbers of the lines it adds."""
-    stock = (tree / series.code.path).read_text()
-    text = hunks.apply(series.code.diff, stock)
+    tree = read_tree(folder, load_matrix())
+    assert tree.patched is not None
+    stock, text = tree.data.decode(), tree.patched.decode()
     matcher = difflib.SequenceMatcher(None, stock.splitlines(), text.splitlines(), autojunk=False)
     added = (range(j1 + 1, j2 + 1) for tag, _, _, j1, j2 in matcher.get_opcodes() if tag != "equal")
     return text, {line for lines in added for line in lines}
@@ -72,11 +74,9 @@ def main() -> int:
     parser.add_argument("--tree", type=Path, required=True)
     asked = parser.parse_args()
     os.environ |= {"MAMBA_RETIRE": "off", "VLLM_LOGGING_LEVEL": "CRITICAL"}
-    every = shipped_series(load_matrix())
-    (series,) = (each for each in every if each.release == asked.release)
-    (test_change,) = (change for change in series.changes if change.is_test)
-    tests = hunks.apply(test_change.diff, None)
-    text, added = patched_text(series, asked.tree)
+    (added_file,) = PatchSet((ROOT / "patches/tests/mamba-state-retirement.patch").read_text())
+    tests = "".join(line.value for line in added_file[0].target_lines())
+    text, added = patched_text(asked.tree)
     for name in ("pytest", "hypothesis.stateful", "vllm.v1.core.block_pool", "vllm.v1.request"):
         importlib.import_module(name)
     if broken := killer(text, tests):
