@@ -12,38 +12,27 @@ from typer.testing import CliRunner, Result
 
 from vllm_mamba_retire.cli import app
 from vllm_mamba_retire.plan.deployment import Deployment, settle
-from vllm_mamba_retire.plan.planner import judge, plan
-from vllm_mamba_retire.plan.serverlog import estimate_pool, read_log
-from vllm_mamba_retire.releases import Status
+from vllm_mamba_retire.plan.planner import Replayed, judge, plan, status_of
+from vllm_mamba_retire.releases import Status, load_matrix
 from vllm_mamba_retire.replay.scenario import InputError
 
-FIELD = {"block": 1568, "budget": 4096, "prompt": 237_000, "pool": 325, "block_bytes": 51_380_224}
-LOG = """\
-(APIServer pid=1) INFO 09-02 13:09:06 [api_utils.py:273] non-default args: {'model_tag': 'm', \
-'max_model_len': 262144, 'max_num_batched_tokens': 8192, 'speculative_config': \
-{'method': 'mtp', 'num_speculative_tokens': 3}, 'long_prefill_token_threshold': 4096}
-(APIServer pid=1) INFO 09-02 13:09:07 [scheduler.py:252] Chunked prefill is enabled with \
-max_num_batched_tokens=8192.
-(APIServer pid=1) INFO 09-02 13:09:07 [vllm.py:1109] Asynchronous scheduling is enabled.
-(EngineCore pid=9) INFO 09-02 13:09:39 [core.py:121] Initializing a V1 LLM engine (v0.27.1) with \
-config: model='m', max_seq_len=262144, pipeline_parallel_size=1, enable_prefix_caching=True
-(EngineCore pid=9) INFO 09-02 13:09:40 [interface.py:906] Setting attention block size to 1600 \
-tokens to ensure that attention page size is >= mamba page size.
-(EngineCore pid=9) INFO 09-02 13:10:02 [gpu_worker.py:561] Available KV cache memory: 9.17 GiB
-(EngineCore pid=9) INFO 09-02 13:10:03 [kv_cache_utils.py:2179] Maximum concurrency for 262,144 \
-tokens per request: 1.00x
-"""
+FIELD = {
+    "version": "0.29.0",
+    "block": 1568,
+    "budget": 4096,
+    "prompt": 237_000,
+    "groups": 3,
+    "attention_groups": 1,
+    "pool": 325,
+    "block_bytes": 51_380_224,
+}
+OPTIONS = {"version": "--vllm-version"}
+FIGURES = ["--block", "1568", "--budget", "4096", "--prompt", "237000"]
+LOGS = Path(__file__).parents[1] / "cases" / "logs"
 
 
 def _deployment(**changes: Any) -> Deployment:
-    return settle({"given": FIELD}).but(**changes)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    path = tmp_path / "server.log"
-    path.write_text(LOG)
-    return path
+    return settle({"given": FIELD | changes})
 
 
 @pytest.mark.parametrize(
@@ -51,7 +40,13 @@ def log(tmp_path: Path) -> Path:
     [
         ({"version": "0.30.0"}, Status.NATIVE, "carries the fix itself"),
         ({"version": "0.25.1"}, Status.LATENT, "does not reach the defect"),
-        ({"align": False}, Status.LIVE, "is not align"),
+        ({"mode": "all"}, Status.LIVE, "a state for every block"),
+        ({"mode": "none"}, Status.LIVE, "one state a request"),
+        ({"prefix_caching": False}, Status.LIVE, "prefix caching is off"),
+        ({"asynchronous": False}, Status.LIVE, "no chunk is in flight"),
+        ({"drafter": "ngram"}, Status.LIVE, "no chunk is in flight"),
+        ({"block": 8192}, Status.LIVE, "takes more than one prefill chunk"),
+        ({"scheduled": 3135}, Status.LIVE, "spans one block"),
         ({"lag": 0}, Status.LIVE, "no chunk is in flight"),
         ({"budget": 3135}, Status.LIVE, "spans one block"),
         ({"chunk_limit": 3135}, Status.LIVE, "spans one block"),
@@ -66,9 +61,8 @@ def test_each_way_not_to_be_affected_is_told(
     assert why in reason
 
 
-@pytest.mark.parametrize("status", [Status.LIVE, None])
-def test_the_field_report_is_affected_and_gets_its_figures(status: Status | None) -> None:
-    answer = plan(_deployment(), status)
+def test_the_field_report_is_affected_and_gets_its_figures() -> None:
+    answer = plan(_deployment(), Status.LIVE)
     assert answer.affected
     assert (answer.stock.states, answer.fixed.states) == (77, 3)
     assert (answer.stock.smallest_pool, answer.fixed.smallest_pool) == (384, 162)
@@ -80,9 +74,12 @@ def test_the_field_report_is_affected_and_gets_its_figures(status: Status | None
 
 
 def test_replayed_peaks_take_the_place_of_the_closed_form() -> None:
-    answer = plan(_deployment(), Status.LIVE, replayed=(76, 3))
+    answer = plan(
+        _deployment(), Status.LIVE, replayed=(Replayed(76, 2, 200_704), Replayed(3, 0, 0))
+    )
     assert (answer.stock.states, answer.stock.measured) == (76, "replayed")
     assert answer.stock.smallest_pool == 381
+    assert (answer.stock.rollbacks, answer.stock.redone) == (2, 200_704)
 
 
 def test_a_server_that_is_not_affected_is_the_same_on_both_sides() -> None:
@@ -108,52 +105,104 @@ def test_more_in_flight_than_asynchronous_scheduling_is_not_cured_by_turning_it_
     assert "--no-async-scheduling" not in {remedy.setting for remedy in remedies}
 
 
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ("0.34.0", Status.NATIVE),
+        ("0.99.0", Status.NATIVE),
+        ("0.30.1.dev7", Status.NATIVE),
+        ("0.29.0+cu129", Status.LIVE),
+        ("0.28.1.dev280+gabc", Status.LIVE),
+        ("0.29.1rc1", None),
+        ("0.30.0rc1", None),
+        ("0.25.2.dev1", None),
+        ("0.11.2.dev280", Status.ABSENT),
+        ("0.9.0", Status.ABSENT),
+        (None, None),
+    ],
+)
+def test_a_version_counts_as_its_row_or_as_both_rows_around_it(
+    version: str | None, status: Status | None
+) -> None:
+    assert status_of(version, load_matrix()) is status
+
+
+@pytest.mark.parametrize(
+    ("unknown", "status", "option"),
+    [
+        ({"version": None, "lag": 1, "mode": "align"}, None, "--vllm-version"),
+        ({"version": None, "mode": "align"}, Status.LIVE, "--lag"),
+        ({"version": "0.27.1", "prefix_caching": True}, Status.LIVE, "--mamba-cache-mode"),
+    ],
+)
+def test_what_is_only_assumed_and_could_turn_the_answer_is_named(
+    unknown: dict[str, Any], status: Status | None, option: str
+) -> None:
+    answer = plan(_deployment(**unknown), status)
+    assert answer.affected is None
+    assert answer.reason.startswith("Affected if ")
+    assert option in answer.reason
+    assert answer.stock.states == 77
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode"),
+    [
+        ({"version": "0.27.1"}, "none"),
+        ({"version": "0.28.0"}, "align"),
+        ({"version": "0.27.1", "prefix_caching": True, "architecture": "Qwen3NextForCausalLM"}, "align"),
+        ({"version": "0.27.1", "prefix_caching": True, "architecture": "NemotronHForCausalLM"}, "all"),
+        ({"version": "0.28.0", "prefix_caching": True, "architecture": "NemotronHForCausalLM"}, "align"),
+        ({"version": "0.28.0", "prefix_caching": False, "architecture": "Qwen3NextForCausalLM"}, "none"),
+    ],
+)  # fmt: skip
+def test_the_mode_is_the_releases_default_for_the_model(changes: dict[str, Any], mode: str) -> None:
+    assert _deployment(**changes).mode == mode
+
+
+@pytest.mark.parametrize(
+    ("changes", "lag"),
+    [
+        ({}, 1),
+        ({"asynchronous": False}, 0),
+        ({"pipeline": 4, "asynchronous": False}, 3),
+        ({"pipeline": 4}, 4),
+        ({"pipeline": 4, "runner": "V1"}, 3),
+        ({"pipeline": 4, "version": "0.28.0"}, 3),
+        ({"pipeline": 2, "version": None}, 1),
+        ({"lag": 2, "asynchronous": False}, 2),
+    ],
+)
+def test_the_lag_follows_from_scheduling_pipeline_and_runner(
+    changes: dict[str, Any], lag: int
+) -> None:
+    assert _deployment(**changes).lag == lag
+
+
+def test_every_row_follows_the_mode() -> None:
+    answer = plan(_deployment(mode="none", spec=2), Status.LIVE)
+    assert answer.stock == answer.fixed
+    assert answer.stock.states == 3
+    assert answer.stock.mib == 3 * 3 * 49.0
+    assert answer.stock.smallest_pool == 152 + 3 * 3 + 1
+    assert plan(_deployment(mode="all"), Status.LIVE).stock.states == 152
+
+
+def test_the_version_may_come_with_what_stood_around_it() -> None:
+    assert settle({"given": FIELD | {"version": "v0.27.1,"}}).version == "0.27.1"
+
+
+def test_more_scheduled_tokens_than_the_limit_are_not_counted() -> None:
+    states = plan(_deployment(budget=32_768, scheduled=32_000), Status.LIVE).stock.states
+    assert states == _deployment(budget=32_000).geometry.stock_states(237_000)
+
+
 def test_of_two_sources_the_first_is_believed_and_named() -> None:
     deployment = settle({"given": {"block": 1568, "lag": None}, "log": {**FIELD, "block": 16}})
     assert (deployment.block, deployment.origins["block"]) == (1568, "given")
     assert (deployment.budget, deployment.origins["budget"]) == (4096, "log")
-    assert (deployment.lag, deployment.origins["lag"]) == (1, "assumed")
-
-
-def test_a_log_gives_the_figures_it_prints(log: Path) -> None:
-    assert read_log(log) == {
-        "version": "0.27.1",
-        "block": 1600,
-        "budget": 8192,
-        "prompt": 262_144,
-        "spec": 3,
-        "lag": 1,
-        "chunk_limit": 4096,
-    }
-
-
-def test_pool_and_bytes_are_worked_out_of_the_rounded_figures_of_a_log(log: Path) -> None:
-    known = {"block": 1600, "spec": 3, "groups": 3, "attention_groups": 1}
-    blocks = 164 + 3 * (2 + 3)
-    estimate = estimate_pool(log, known)
-    assert estimate["pool"] == blocks
-    assert estimate["block_bytes"] == pytest.approx(9.17 * 2**30 / blocks, abs=1)
-
-
-@pytest.mark.parametrize(
-    ("line", "lag"),
-    [("Asynchronous scheduling is disabled.", 0), ("", None)],
-)
-def test_the_lag_is_what_the_log_says_or_unknown(log: Path, line: str, lag: int | None) -> None:
-    log.write_text(LOG.replace("Asynchronous scheduling is enabled.", line))
-    assert read_log(log)["lag"] == lag
-
-
-@pytest.mark.parametrize(
-    ("line", "field"),
-    [("Setting attention block size to", "block"), ("max_num_batched_tokens", "budget")],
-)
-def test_a_log_without_a_needed_line_is_refused_with_the_line(
-    log: Path, line: str, field: str
-) -> None:
-    log.write_text(LOG.replace(line, "something else"))
-    with pytest.raises(InputError, match=f"no line '.*', which tells the {field}"):
-        read_log(log)
+    assert (deployment.lag, deployment.origins["lag"]) == (1, "default of vLLM 0.29.0")
+    assert (deployment.spec, deployment.origins["spec"]) == (0, "assumed")
 
 
 def _plan(*arguments: str) -> Result:
@@ -164,7 +213,7 @@ def test_the_command_plans_from_given_figures_and_tells_where_they_come_from() -
     flags = [
         text
         for name, value in FIELD.items()
-        for text in (f"--{name.replace('_', '-')}", str(value))
+        for text in (OPTIONS.get(name, f"--{name.replace('_', '-')}"), str(value))
     ]
     result = _plan(*flags, "--json")
     document = json.loads(result.stdout)
@@ -173,19 +222,41 @@ def test_the_command_plans_from_given_figures_and_tells_where_they_come_from() -
     assert document["affected"] is True
     assert document["stock"]["measured"] == "closed form"
     assert document["deployment"]["block"] == {"value": 1568, "from": "given"}
-    assert document["deployment"]["groups"] == {"value": 3, "from": "assumed"}
+    assert document["deployment"]["groups"] == {"value": 3, "from": "given"}
+    assert document["deployment"]["align"] == {"value": True, "from": "default of vLLM 0.29.0"}
 
 
-def test_the_command_plans_from_a_log_and_says_what_is_an_estimate(log: Path) -> None:
-    result = _plan("--log", str(log))
+def test_a_log_and_the_figures_it_lacks_make_a_plan() -> None:
+    result = _plan("--log", str(LOGS / "two-boots.log"), "--groups", "3", "--attention-groups", "1")
     assert result.exit_code == 1
-    assert "pool 179 (estimate from the log)" in result.stdout
+    assert "pool 241 (estimate from the log)" in result.stdout
     assert "by closed form" in result.stdout
+
+
+def test_a_log_without_groups_counts_no_pool_and_asks_for_them() -> None:
+    result = _plan("--log", str(LOGS / "two-boots.log"))
+    assert result.exit_code == 1
+    assert "peak states" in result.stdout
+    assert "smallest pool" not in result.stdout
+    assert "give --groups and --attention-groups, or --model" in result.stdout
+
+
+def test_a_server_that_carries_the_fix_is_not_affected_whatever_its_log_lacks() -> None:
+    assert _plan("--log", str(LOGS / "native-with-nccl.log")).exit_code == 0
+
+
+def test_a_pasted_excerpt_is_decided_when_its_mode_is_given() -> None:
+    pasted = ("--log", str(LOGS / "pasted.md"), "--budget", "8192")
+    assert _plan(*pasted).exit_code == 2
+    assert "Affected if mamba_cache_mode is align (--mamba-cache-mode)" in _plan(*pasted).stdout
+    assert _plan(*pasted, "--mamba-cache-mode", "align").exit_code == 1
+    assert _plan(*pasted, "--mamba-cache-mode", "all").exit_code == 0
 
 
 def test_memory_is_turned_into_blocks() -> None:
     result = _plan(
         *("--block", "1568", "--budget", "4096", "--prompt", "100000", "--json"),
+        *("--groups", "3", "--attention-groups", "1"),
         *("--block-bytes", str(49 * 2**20), "--kv-memory", "9.8"),
     )
     assert json.loads(result.stdout)["deployment"]["pool"]["value"] == 204
@@ -202,14 +273,22 @@ def test_a_server_on_a_fixed_release_is_fine() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "block: not known; give --block"),
-        (["--block", "1568"], "budget: not known"),
-        (["--block", "1568", "--budget", "1024", "--prompt", "9"], "budget: 1024 tokens hold no"),
+        ([], "not known: give --block (vLLM prints"),
+        ([], "--budget (vLLM's max_num_batched_tokens), --prompt (tokens"),
+        (["--block", "1568", "--prompt", "9"], "not known: give --budget"),
+        (
+            [*FIGURES, "--block", "8192", "--vllm-version", "0.26.0", "--mamba-cache-mode", "align"],
+            "must be <= max_num_batched_tokens",
+        ),
+        ([*FIGURES, "--vllm-version", "2.28.9"], "2.28.9 is no vLLM release"),
+        ([*FIGURES, "--vllm-version", "0.28.1"], "0.28.1 is no vLLM release"),
+        ([*FIGURES, "--mamba-cache-mode", "some"], "'some' is neither align, all nor none"),
         (["--block", "-3", "--budget", "1024", "--prompt", "9"], "block: -3 is less than 1"),
-        (["--block", "1568", "--budget", "4096", "--prompt", "9000", "--pool", "4"], "pool: 4"),
+        ([*FIGURES, "--groups", "3", "--attention-groups", "1", "--pool", "4"], "pool: 4"),
         (["--model", "nowhere"], "model: nowhere: No such file or directory"),
         (["--log", "nowhere"], "log: nowhere: No such file or directory"),
-        (["--", "--max-model-len", "3"], "model: serving flags need a model"),
+        (["--", "--max-num-batched-tokens", "many"], "'many' is not a whole number"),
+        (["compose.yaml"], "manifest: compose.yaml: No such file"),
         (
             ["--block", "1568", "--budget", "4096", "--prompt", "9", "--vllm-version", "new"],
             "vllm_version: 'new' is no version",

@@ -1,6 +1,6 @@
 """``plan``: is a server affected, what does it cost, what would help.
 
-Gathers what is known of the server and shows the answer, which is `replay.planner`'s.
+Gathers what is known of the server and shows the answer, which is `plan.planner`'s.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from vllm_mamba_retire.plan.command import Command
     from vllm_mamba_retire.plan.deployment import Deployment
-    from vllm_mamba_retire.plan.planner import Plan, SidePlan
-    from vllm_mamba_retire.releases import Status
+    from vllm_mamba_retire.plan.planner import Plan, Replayed, SidePlan
 
 SCHEMA = 1
 _GIB = 2**30
@@ -27,8 +27,9 @@ def plan(
     serve: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[-- VLLM SERVE FLAGS]",
-            help="Flags as for vllm serve; a pasted 'vllm serve MODEL ...' is fine too.",
+            metavar="[-- COMMAND]",
+            help="A pasted 'vllm serve MODEL ...', 'docker run ...' or the flags alone, "
+            "or a compose file or Kubernetes manifest.",
             show_default=False,
         ),
     ] = None,
@@ -36,15 +37,25 @@ def plan(
         Path | None, typer.Option(help="Model folder or config.json, local.", show_default=False)
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="Log of a vLLM server, from its start.", show_default=False)
+        Path | None,
+        typer.Option(help="Log of a vLLM server, from its start; - is stdin.", show_default=False),
+    ] = None,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(help="What the server answers on /metrics; - is stdin.", show_default=False),
     ] = None,
     block: Annotated[Number, typer.Option(help="Mamba block size, in tokens.")] = None,
     budget: Annotated[Number, typer.Option(help="max_num_batched_tokens.")] = None,
     prompt: Annotated[
         Number, typer.Option(help="Longest prompt, in tokens; by default the server's limit.")
     ] = None,
+    requests: Annotated[int, typer.Option(help="Such requests at once.", min=1)] = 1,
     spec: Annotated[Number, typer.Option(help="Draft tokens.")] = None,
     lag: Annotated[Number, typer.Option(help="Steps in flight; async scheduling has 1.")] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option("--mamba-cache-mode", help="align, all or none.", show_default=False),
+    ] = None,
     groups: Annotated[Number, typer.Option(help="Mamba groups.")] = None,
     attention_groups: Annotated[Number, typer.Option(help="Attention groups.")] = None,
     block_bytes: Annotated[Number, typer.Option(help="Bytes of a pool block on a GPU.")] = None,
@@ -56,7 +67,11 @@ def plan(
         str | None, typer.Option("--vllm-version", help="vLLM release of the server.")
     ] = None,
     with_replay: Annotated[
-        bool, typer.Option("--replay/--no-replay", help="Take the peaks from a replay if I can.")
+        bool,
+        typer.Option(
+            "--replay/--no-replay",
+            help="Measure by replay when the server's vLLM is installed here.",
+        ),
     ] = True,
     chart: Annotated[
         Path | None, typer.Option(help="Draw states and blocks over the prompt length here.")
@@ -65,10 +80,10 @@ def plan(
 ) -> None:
     """Tell whether a server is affected, what that costs, and which settings would help.
 
-    From a model and its flags (vLLM derives the rest), a server's log, or figures given here,
-    which overrule the others. Without vLLM, block and bytes have to be given.
+    From a server's log or /metrics, the command that starts it, a model (vLLM derives the rest),
+    or figures given here, which overrule the others.
 
-    Exit 0: not affected. Exit 1: affected. Exit 2: bad input.
+    Exit 0: not affected. Exit 1: affected. Exit 2: bad input, or it cannot be decided.
     """
     from .replay import usage_errors
 
@@ -78,6 +93,7 @@ def plan(
         "prompt": prompt,
         "spec": spec,
         "lag": lag,
+        "mode": mode,
         "groups": groups,
         "attention_groups": attention_groups,
         "block_bytes": block_bytes,
@@ -85,167 +101,190 @@ def plan(
         "version": version,
     }
     with usage_errors():
-        from vllm_mamba_retire.plan.planner import plan as make_plan
+        from vllm_mamba_retire.plan import known_bugs, planner
+        from vllm_mamba_retire.plan.metrics import read_metrics
+        from vllm_mamba_retire.releases import load_matrix
 
-        deployment = _gather(given, model, list(serve or ()), log, kv_memory)
-        status = _status(deployment)
-        replayed = _replayed(deployment) if with_replay else None
-        answer = make_plan(deployment, status, replayed)
+        sources: dict[str, dict[str, Any]] = {"given": given}
+        preemptions = None
+        if metrics is not None:
+            sources["metrics"], preemptions = read_metrics(metrics)
+        deployment = _settle(
+            sources, log=log, command=_command(serve or ()), model=model, kv_memory=kv_memory
+        )
+        status = planner.status_of(deployment.version, load_matrix())
+        planner.judge(deployment, status)  # before a replay takes its time
+        replayed = _replayed(deployment, requests) if with_replay else None
+        answer = planner.plan(deployment, status, replayed, requests)
+        hints = list(known_bugs.hints(deployment, answer.affected, preemptions))
         if chart is not None:
             from vllm_mamba_retire.plan.charts import draw_growth
 
             draw_growth(deployment, chart)
     if as_json:
-        typer.echo(json.dumps(_document(deployment, answer), indent=2))
+        typer.echo(json.dumps(_document(deployment, answer, hints), indent=2))
     else:
-        _show(deployment, answer)
-    raise typer.Exit(1 if answer.affected else 0)
+        _show(deployment, answer, hints, requests)
+    raise typer.Exit({True: 1, False: 0, None: 2}[answer.affected])
 
 
-def _gather(
-    given: dict[str, Any],
-    model: Path | None,
-    flags: list[str],
+def _command(words: Sequence[str]) -> Command | None:
+    from vllm_mamba_retire.plan.command import read_command, read_manifest
+
+    if len(words) == 1 and Path(words[0]).suffix in (".yaml", ".yml"):
+        return read_manifest(Path(words[0]))
+    return read_command(words) if words else None
+
+
+def _settle(
+    sources: dict[str, dict[str, Any]],
+    *,
     log: Path | None,
+    command: Command | None,
+    model: Path | None,
     kv_memory: float | None,
 ) -> Deployment:
+    """Put together what is given, in this order: figures, metrics, log, command, model."""
     from vllm_mamba_retire.plan.deployment import settle
-    from vllm_mamba_retire.plan.model import read_model
-    from vllm_mamba_retire.plan.serverlog import estimate_pool, read_log
+    from vllm_mamba_retire.plan.model import find_model, read_model
+    from vllm_mamba_retire.plan.serverlog import read_log
     from vllm_mamba_retire.replay.scenario import InputError
 
-    sources: dict[str, dict[str, Any]] = {"given": given}
-    model, flags = _unpasted(model, flags)
-    if flags and model is None:
-        raise InputError("model: serving flags need a model; give --model.")
-    if log is not None:
-        sources["log"] = read_log(log)
+    read = read_log(log) if log is not None else None
+    if read is not None:
+        sources["log"] = dict(read.settings)
+    if command is not None:
+        sources["command"] = command.settings
+        model = model or find_model(command.model)
     if model is not None:
-        sources["vLLM"], sources["vLLM's default without a GPU"] = read_model(model, flags)
+        sources.update(read_model(model, command.flags if command else ()))
     deployment = settle(sources)
-    if log is not None:
-        sources["estimate from the log"] = estimate_pool(log, asdict(deployment))
+    if read is not None:
+        counted = deployment.block is not None and deployment.budget is not None
+        geometry = deployment.geometry if counted and deployment.grouped else None
+        sources["estimate from the log"] = read.estimate(geometry)
+        deployment = settle(sources)
     if kv_memory is not None:
         if deployment.block_bytes is None:
             raise InputError("kv_memory: blocks cannot be counted; give --block-bytes.")
-        given["pool"] = int(kv_memory * _GIB / deployment.block_bytes)
-    return settle(sources)
+        sources["given"]["pool"] = int(kv_memory * _GIB / deployment.block_bytes)
+        deployment = settle(sources)
+    return deployment
 
 
-def _unpasted(model: Path | None, flags: list[str]) -> tuple[Path | None, list[str]]:
-    """Take a pasted ``vllm serve MODEL --flags`` apart."""
-    if flags[:2] == ["vllm", "serve"]:
-        flags = flags[2:]
-    if flags and not flags[0].startswith("-"):
-        return model or Path(flags[0]), flags[1:]
-    if "--model" in flags[:-1]:
-        at = flags.index("--model")
-        return model or Path(flags[at + 1]), flags[:at] + flags[at + 2 :]
-    return model, flags
-
-
-def _status(deployment: Deployment) -> Status | None:
-    from packaging.version import InvalidVersion, Version
-
-    from vllm_mamba_retire.releases import load_matrix
-    from vllm_mamba_retire.replay.scenario import InputError
-
-    if deployment.version is None:
-        return None
-    try:
-        Version(deployment.version)
-    except InvalidVersion:
-        raise InputError(f"vllm_version: {deployment.version!r} is no version.") from None
-    row = load_matrix().row_for(deployment.version)
-    return row.status if row is not None else None
-
-
-def _replayed(deployment: Deployment) -> tuple[int, int] | None:
-    """Peak states stock and fixed from the installed vLLM, if it is the server's release."""
-    from vllm_mamba_retire.replay.scenario import Arrival, Scenario
+def _replayed(deployment: Deployment, requests: int) -> tuple[Replayed, Replayed] | None:
+    """Stock and fixed on the installed vLLM, if it is the server's release."""
+    from vllm_mamba_retire.plan.planner import Replayed
     from vllm_mamba_retire.replay.sides import compare, replayable
+    from vllm_mamba_retire.replay.scenario import Arrival, InputError, Scenario
     from vllm_mamba_retire.target import find_target
 
     target = find_target()
-    if not deployment.align or target is None or target.version is None:
+    if target is None or target.version is None or not deployment.align or deployment.missing:
         return None
     if deployment.version not in (None, target.version) or not replayable(target.version):
         return None
-    geometry = deployment.geometry
-    (pair,) = compare(
-        [
-            Scenario(
-                "plan",
-                deployment.block,
-                geometry.budget,
-                (Arrival("longest", deployment.prompt),),
-                spec=deployment.spec,
-                lag=deployment.lag,
-                groups=deployment.groups,
-            )
-        ]
+    geometry, prompt = deployment.geometry, deployment.prompt
+    if geometry.budget < geometry.block:
+        return None
+    assert prompt is not None
+
+    def scenario(name: str, pool: int | None, arrivals: int) -> Scenario:
+        return Scenario(
+            name,
+            geometry.block,
+            geometry.budget,
+            tuple(Arrival(f"longest {number}", prompt) for number in range(arrivals)),
+            spec=deployment.spec,
+            lag=deployment.lag,
+            groups=deployment.groups or 1,
+            pool=pool,
+        )
+
+    scenarios = [scenario("peak", None, 1)]
+    if deployment.pool is not None and deployment.grouped and deployment.attention_groups == 1:
+        try:
+            scenarios.append(scenario("own pool", deployment.pool, requests))
+        except InputError:
+            pass  # the longest prompt does not fit into this pool at all
+    peak, *own = compare(scenarios)
+    return tuple(  # type: ignore[return-value]
+        Replayed(
+            getattr(peak, side).peak_states,
+            getattr(own[0], side).rollbacks if own else None,
+            getattr(own[0], side).redone_tokens if own else None,
+        )
+        for side in ("stock", "fixed")
     )
-    return pair.stock.peak_states, pair.fixed.peak_states
 
 
-def _document(deployment: Deployment, answer: Plan) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "deployment": {
-            field.name: {
-                "value": getattr(deployment, field.name),
-                "from": deployment.origins[field.name],
-            }
-            for field in fields(deployment)
-            if field.name != "origins"
-        },
-        **asdict(answer),
+def _document(deployment: Deployment, answer: Plan, hints: Sequence[str]) -> dict[str, Any]:
+    figures = {
+        field.name: {
+            "value": getattr(deployment, field.name),
+            "from": deployment.origins[field.name],
+        }
+        for field in fields(deployment)
+        if field.name != "origins"
     }
+    figures["align"] = {"value": deployment.align, "from": deployment.origins["mode"]}
+    return {"schema": SCHEMA, "deployment": figures, **asdict(answer), "hints": list(hints)}
 
 
-def _show(deployment: Deployment, answer: Plan) -> None:
+def _show(deployment: Deployment, answer: Plan, hints: Sequence[str], requests: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(soft_wrap=True)
-    console.print(answer.reason, highlight=False)
-    table = Table(title="One longest request", title_justify="left")
-    for name in ("", "stock", "fixed"):
-        table.add_column(name, justify="right" if name else "left")
-    for label, stock, fixed in _rows(answer.stock, answer.fixed):
-        table.add_row(label, stock, fixed)
-    console.print(table)
-    for remedy in answer.remedies:
-        console.print(f"Without the fix, {remedy.setting}: {remedy.cost}.", highlight=False)
-    console.print(f"Taken from: {_origins(deployment)}.", highlight=False)
-    if answer.stock.measured == "closed form":
+    from .text import safe
+
+    console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
+    console.print(safe(answer.reason))
+    rows = _rows(answer.stock, answer.fixed, requests)
+    if rows:
+        title = "One longest request" if requests == 1 else f"{requests} of the longest request"
+        table = Table(title=title, title_justify="left")
+        for name in ("", "stock", "fixed"):
+            table.add_column(name, justify="right" if name else "left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    if not deployment.missing and not deployment.grouped:
         console.print(
-            "Estimates: states by closed form, at most 2 too many on the stock side.",
-            highlight=False,
+            "Pools and sizes are not counted: give --groups and --attention-groups, or --model."
         )
-    console.print("Estimates: longest prompt and concurrency, by closed form.", highlight=False)
+    for remedy in answer.remedies:
+        console.print(f"Without the fix, {remedy.setting}: {remedy.cost}.")
+    for hint in hints:
+        console.print(safe(hint))
+    console.print(safe(f"Taken from: {_origins(deployment)}."))
+    if answer.stock.states is not None and answer.stock.measured == "closed form":
+        console.print("Estimates: states by closed form, at most 2 too many on the stock side.")
+    if answer.stock.longest_prompt is not None:
+        console.print("Estimates: longest prompt and concurrency, by closed form.")
 
 
-def _rows(stock: SidePlan, fixed: SidePlan) -> Sequence[tuple[str, str, str]]:
+def _rows(stock: SidePlan, fixed: SidePlan, requests: int) -> list[tuple[str, str, str]]:
+    """The rows that have something to tell."""
+    at_once = "" if requests == 1 else f" of {requests}"
     labels = {
         "states": "peak states per Mamba group",
         "mib": "their size, MiB of all groups",
-        "smallest_pool": "smallest pool without a roll-back, blocks",
+        "smallest_pool": f"smallest pool without a roll-back{at_once}, blocks",
         "longest_prompt": "longest prompt in this pool, tokens",
         "concurrency": "such requests at once in this pool",
+        "rollbacks": f"roll-backs{at_once} in this pool",
+        "redone": "tokens computed again there",
     }
     return [
-        (label, _text(getattr(stock, name)), _text(getattr(fixed, name)))
+        (label, f"{getattr(stock, name):,}", f"{getattr(fixed, name):,}")
         for name, label in labels.items()
+        if getattr(stock, name) is not None and getattr(fixed, name) is not None
     ]
-
-
-def _text(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,}"
 
 
 def _origins(deployment: Deployment) -> str:
     return "; ".join(
         f"{name} {getattr(deployment, name)} ({origin})"
         for name, origin in deployment.origins.items()
+        if getattr(deployment, name) is not None
     )

@@ -32,6 +32,7 @@ class Geometry:
         groups: Mamba groups that share the pool.
         attention_groups: attention groups that share it, each with a block for every block of text.
         checkpoints: ``num_prefill_checkpoint_blocks`` (0.29 and later).
+        mode: ``mamba_cache_mode``: align, all or none.
     """
 
     block: int
@@ -41,6 +42,7 @@ class Geometry:
     groups: int = 1
     attention_groups: int = 1
     checkpoints: int = 0
+    mode: str = "align"
 
     @property
     def stride(self) -> int:
@@ -50,14 +52,19 @@ class Geometry:
     @property
     def leaks(self) -> bool:
         """Whether states stay behind a null gap: chunks over two blocks or more, one in flight."""
-        return self.stride >= 2 * self.block and self.lag >= 1
+        return self.mode == "align" and self.stride >= 2 * self.block and self.lag >= 1
 
     def fixed_states(self, tokens: int) -> int:
         """Most states of one request per Mamba group after a prefill of `tokens`, with the fix.
 
         Speculative blocks, the previous and the current state, one per chunk in flight
-        (vllm#55450), one per checkpoint block.
+        (vllm#55450), one per checkpoint block. Without align mode one state for the whole request
+        (none) or one per block (all), beside the speculative blocks.
         """
+        if self.mode == "none":
+            return self.spec + 1
+        if self.mode == "all":
+            return self.spec + ceil_div(tokens, self.block)
         return min(
             self.spec + 2 + self.lag + self.checkpoints, self.spec + ceil_div(tokens, self.block)
         )
@@ -75,6 +82,12 @@ class Geometry:
             max(self.spec + chunks, self.fixed_states(tokens)),
             self.spec + ceil_div(tokens, self.block),
         )
+
+    def reserved_states(self, tokens: int) -> int:
+        """States that vLLM's own capacity lines count for a request, per Mamba group."""
+        if self.mode == "align":
+            return self.spec + 2 + self.checkpoints
+        return self.fixed_states(tokens)
 
     def request_blocks(self, tokens: int, states: int) -> int:
         """Pool blocks of one request of `tokens` that holds `states` per Mamba group."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_mamba_retire.replay.charts import LOOK, finish, subplots
+from vllm_mamba_retire.replay.scenario import InputError
 
 from .deployment import Deployment
 
@@ -15,14 +16,17 @@ def draw_growth(deployment: Deployment, path: Path) -> None:
     """Write the closed-form chart of a deployment: states and blocks over the prompt length.
 
     Raises:
-        InputError: matplotlib is not installed, or cannot write that format.
+        InputError: a figure is missing, matplotlib is not installed, or cannot write that format.
     """
+    if deployment.missing:
+        raise InputError(f"chart: not known: give {', '.join(deployment.missing)}.")
     figure, (states, blocks) = subplots()
-    geometry = deployment.geometry
-    prompts = range(0, deployment.prompt + 1, max(deployment.prompt // _POINTS, 1))
+    geometry, prompt = deployment.geometry, deployment.prompt
+    assert prompt is not None
+    prompts = range(0, prompt + 1, max(prompt // _POINTS, 1))
     for side, held in (("stock", geometry.stock_states), ("fixed", geometry.fixed_states)):
-        states.plot(prompts, [held(prompt) for prompt in prompts], label=side, **LOOK[side])
-        needed = [geometry.pool(prompt, held(prompt)) for prompt in prompts]
+        states.plot(prompts, [held(tokens) for tokens in prompts], label=side, **LOOK[side])
+        needed = [geometry.pool(tokens, held(tokens)) for tokens in prompts]
         blocks.plot(prompts, needed, label=side, **LOOK[side])
     if deployment.pool is not None:
         blocks.axhline(deployment.pool, color="black", linewidth=0.8, label="pool")

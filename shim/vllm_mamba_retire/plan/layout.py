@@ -1,70 +1,131 @@
-"""What a model and its serving flags make of the pool, by vLLM's own code: ``python -m`` this.
+"""Derives the pool of a model and its serving flags by vLLM's own code: a child of `model`.
 
-Takes ``vllm serve``'s flags, prints one JSON object: block size, groups, bytes of a pool block,
-budget, lag, blocks. No weights and no device: the layers' specs are made from the configuration.
-Block sizes depend on the attention backend's kernels; here they are multiples of 16 tokens, as
-FlashAttention, FlashInfer and Triton have them.
+The release builds its own model and drafter without weights or device (PyTorch's meta device),
+their layers tell their cache specs, and the release groups them. Block sizes depend on the
+attention backend's kernels; here they are multiples of 16 tokens, as FlashAttention, FlashInfer and
+Triton have them.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from contextlib import contextmanager
+from typing import Any
+
+from vllm_mamba_retire import child
 
 _KERNEL_BLOCK = 16  # tokens
-_STATE_LAYERS = ("linear_attention", "mamba")
+# Arguments that decide about the cache; the others may want a device, a network or a tokenizer.
+_DECIDING = (
+    "model",
+    "hf_config_path",
+    "hf_overrides",
+    "trust_remote_code",
+    "dtype",
+    "max_model_len",
+    "language_model_only",
+    "kv_cache_dtype",
+    "block_size",
+    "enable_prefix_caching",
+    "prefix_match_unit",
+    "mamba_cache_dtype",
+    "mamba_ssm_cache_dtype",
+    "mamba_block_size",
+    "mamba_cache_mode",
+    "num_gpu_blocks_override",
+    "kv_cache_memory_bytes",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "decode_context_parallel_size",
+    "max_num_batched_tokens",
+    "max_num_scheduled_tokens",
+    "max_num_seqs",
+    "long_prefill_token_threshold",
+    "enable_chunked_prefill",
+    "async_scheduling",
+    "speculative_config",
+    "num_lookahead_slots",
+)
 
 
-def main() -> None:
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
-    print(json.dumps(derive(sys.argv[1:])), file=out, flush=True)
-    os._exit(0)
+def derive(request: dict[str, Any], _report: Any) -> dict[str, Any]:
+    """Settings of a deployment, by the names of `deployment.SETTINGS`; null where unknown.
+
+    Args:
+        request: ``model``, a folder, and ``flags`` as for ``vllm serve``.
+
+    Raises:
+        child.RefusalError: vLLM refuses the configuration, or it has no states.
+    """
+    try:
+        return _derive(request["model"], request["flags"])
+    except child.RefusalError:
+        raise
+    except SystemExit as error:
+        raise child.RefusalError(str(error)) from error
+    except Exception as error:
+        raise child.RefusalError(_reason(error)) from error
 
 
-def derive(flags: list[str]) -> dict[str, Any]:
-    """Figures of a deployment, by the names of `deployment.Deployment`; null where unknown."""
+def _derive(model: str, flags: list[str]) -> dict[str, Any]:
     from vllm_mamba_retire.replay.platform import configure_only
 
     configure_only()
-    arguments = _parse(flags)
+    arguments = _parse(model, flags)
     given_budget = arguments.max_num_batched_tokens is not None
     config = arguments.create_engine_config()
     if not config.model_config.is_hybrid:
-        _refuse(f"model: {config.model_config.architecture} is not a hybrid Mamba model.")
+        raise child.RefusalError(f"{config.model_config.architecture} is not a hybrid Mamba model.")
     _align_blocks(config)
     groups = _group(config)
-    # Groups share the pool: a block is a page for each layer of the group that has most.
-    layers = max(len(group.layer_names) for group in groups)
-    block_bytes = layers * max(group.kv_cache_spec.page_size_bytes for group in groups)
-    mamba = [group for group in groups if _is_state(group.kv_cache_spec)]
+    mamba = [group for group in groups if type(group.kv_cache_spec).__name__ == "MambaSpec"]
+    if not mamba:
+        raise child.RefusalError("vLLM puts states and attention into one group of uneven pages.")
+    scheduler, cache = config.scheduler_config, config.cache_config
+    block_bytes = _block_bytes(config, groups)
+    pool = cache.num_gpu_blocks_override
+    if pool is None and cache.kv_cache_memory_bytes is not None:
+        pool = cache.kv_cache_memory_bytes // block_bytes
     return {
         "version": _version(),
-        "align": config.cache_config.mamba_cache_mode == "align",
-        "block": config.cache_config.mamba_block_size,
+        "architecture": config.model_config.architecture,
+        "prefix_caching": cache.enable_prefix_caching,
+        "mode": cache.mamba_cache_mode,
+        "block": cache.block_size if cache.mamba_cache_mode == "none" else cache.mamba_block_size,
         "groups": len(mamba),
         "attention_groups": len(groups) - len(mamba),
         "block_bytes": block_bytes,
-        "budget": config.scheduler_config.max_num_batched_tokens,
+        "budget": scheduler.max_num_batched_tokens,
         "budget_given": given_budget,
-        "chunk_limit": config.scheduler_config.long_prefill_token_threshold or None,
+        "scheduled": scheduler.max_num_scheduled_tokens if given_budget else None,
+        "chunk_limit": scheduler.long_prefill_token_threshold or None,
         "spec": mamba[0].kv_cache_spec.num_speculative_blocks,
-        "lag": config.max_concurrent_batches - 1,
+        "drafter": getattr(config.speculative_config, "method", None),
+        "asynchronous": bool(scheduler.async_scheduling),
+        "pipeline": config.parallel_config.pipeline_parallel_size,
         "prompt": config.model_config.max_model_len,
-        "pool": _pool(config, block_bytes),
+        "pool": pool,
     }
 
 
-def _parse(flags: list[str]) -> Any:
+def _parse(model: str, flags: list[str]) -> Any:
+    """The arguments that decide about the cache; a flag that no server has is an error."""
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="vllm serve"))
-    return EngineArgs.from_cli_args(parser.parse_args([*flags, "--skip-tokenizer-init"]))
+    parsed = make_arg_parser(FlexibleArgumentParser(prog="vllm serve")).parse_args(flags)
+    known = {name: getattr(parsed, name) for name in _DECIDING if hasattr(parsed, name)}
+    return EngineArgs(**known | {"model": model, "skip_tokenizer_init": True})
+
+
+def _reason(error: Exception) -> str:
+    """vLLM's own sentence; pydantic puts its heading around it and a link behind it."""
+    for line in str(error).splitlines():
+        text = line.strip().removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        if text != line.strip():
+            return text.partition(" [type=")[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _align_blocks(config: Any) -> None:
@@ -102,67 +163,99 @@ def _group(config: Any) -> list[Any]:
     except ImportError:
         from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
-    groups: list[Any] = get_kv_cache_groups(config, dict(_layer_specs(config)))
+    groups: list[Any] = get_kv_cache_groups(config, _layer_specs(config))
     return groups
 
 
-def _layer_specs(config: Any) -> Iterator[tuple[str, Any]]:
-    """The layers' specs as the loaded model would give them, the drafter's attention included."""
-    model, parallel = config.model_config, config.parallel_config
-    states = sum(model.get_num_layers_by_block_type(parallel, kind) for kind in _STATE_LAYERS)
-    attention = model.get_num_layers_by_block_type(parallel, "attention")
-    state = _state_spec(config)
-    for number in range(states):
-        yield f"layers.{number}.state", state
+def _layer_specs(config: Any) -> dict[str, Any]:
+    """The layers' cache specs, those of a drafter with layers of its own included."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+
     drafting = config.speculative_config
     drafter = getattr(drafting, "draft_model_config", None)
-    if drafter is not None and drafting.use_eagle():
-        attention += max(1, drafter.get_total_num_hidden_layers())
-    for number in range(attention):
-        yield f"layers.{number}.attention", _attention_spec(config)
+    models = [config.model_config]
+    if drafter is not None and drafter is not config.model_config:
+        models.append(drafter)
+    with set_current_vllm_config(config), _without_device(config):
+        for model in models:
+            initialize_model(vllm_config=config, model_config=model)
+    layers = config.compilation_config.static_forward_context
+    specs = {
+        name: layer.get_kv_cache_spec(config)
+        for name, layer in layers.items()
+        if hasattr(layer, "get_kv_cache_spec")
+    }
+    return {name: spec for name, spec in specs.items() if spec is not None}
 
 
-def _state_spec(config: Any) -> Any:
-    from vllm.model_executor.models import ModelRegistry
-    from vllm.v1.kv_cache_interface import MambaSpec
+@contextmanager
+def _without_device(config: Any) -> Iterator[None]:
+    """Let model classes be built where there is neither a device nor a process group.
 
-    model, cache = config.model_config, config.cache_config
-    model_class, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
-    drafting = config.speculative_config
-    return MambaSpec(
-        shapes=model_class.get_mamba_state_shape_from_config(config),
-        dtypes=model_class.get_mamba_state_dtype_from_config(config),
-        block_size=cache.mamba_block_size,
-        page_size_padded=cache.mamba_page_size_padded,
-        mamba_cache_mode=cache.mamba_cache_mode,
-        num_speculative_blocks=drafting.num_speculative_tokens if drafting else 0,
+    Their tensors are on the meta device, compiled operators that are not there are stubs, and the
+    process groups only know their size.
+    """
+    import torch
+    import torch._ops
+    from vllm.distributed import parallel_state
+
+    sizes = {"_TP": config.parallel_config.tensor_parallel_size}
+    sizes["_WORLD"] = sizes["_EP"] = sizes["_TP"]
+    for name in ("_WORLD", "_TP", "_PP", "_DP", "_EP", "_EPLB", "_PCP", "_DCP"):
+        if hasattr(parallel_state, name):
+            setattr(parallel_state, name, _ProcessGroup(sizes.get(name, 1)))
+    look_up = torch._ops._OpNamespace.__getattr__
+
+    def operator(namespace: Any, name: str) -> Any:
+        try:
+            return look_up(namespace, name)
+        except AttributeError:
+            if name.startswith("__"):
+                raise
+            return lambda *_arguments, **_keywords: None
+
+    torch._ops._OpNamespace.__getattr__ = operator  # type: ignore[method-assign]
+    try:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(config.model_config.dtype)
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+        torch._ops._OpNamespace.__getattr__ = look_up  # type: ignore[method-assign]
+
+
+class _ProcessGroup:
+    """First rank of a group of processes that are not there."""
+
+    is_first_rank = is_last_rank = True
+    rank = local_rank = rank_in_group = 0
+    unique_name = "none"
+
+    def __init__(self, size: int) -> None:
+        self.world_size = size
+        self.ranks = list(range(size))
+        self.device_group = self.cpu_group = self
+
+    def __getattr__(self, name: str) -> None:
+        """Communicators and the like: none."""
+
+    def size(self) -> int:
+        return self.world_size
+
+
+def _block_bytes(config: Any, groups: list[Any]) -> int:
+    """Bytes of one block of the pool, as the release counts them."""
+    try:
+        from vllm.v1.core import kv_cache_planning as counting  # >= 0.33
+    except ImportError:
+        from vllm.v1.core import kv_cache_utils as counting  # type: ignore[no-redef]
+    from vllm_mamba_retire.probe import call_known
+
+    return int(
+        call_known(counting._pool_bytes_per_block, vllm_config=config, kv_cache_groups=groups)
     )
-
-
-def _attention_spec(config: Any) -> Any:
-    from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
-
-    model, dtype = config.model_config, config.cache_config.cache_dtype
-    return (MLAAttentionSpec if model.use_mla else FullAttentionSpec)(
-        block_size=config.cache_config.block_size,
-        num_kv_heads=model.get_num_kv_heads(config.parallel_config),
-        head_size=model.get_head_size(),
-        dtype=model.dtype if dtype == "auto" else STR_DTYPE_TO_TORCH_DTYPE[dtype],
-    )
-
-
-def _is_state(spec: Any) -> bool:
-    return type(spec).__name__ == "MambaSpec"
-
-
-def _pool(config: Any, block_bytes: int) -> int | None:
-    cache = config.cache_config
-    if cache.num_gpu_blocks_override is not None:
-        return int(cache.num_gpu_blocks_override)
-    if cache.kv_cache_memory_bytes is not None:
-        return int(cache.kv_cache_memory_bytes // block_bytes)
-    return None
 
 
 def _version() -> str:
@@ -171,10 +264,5 @@ def _version() -> str:
     return str(vllm.__version__)
 
 
-def _refuse(sentence: str) -> NoReturn:
-    print(sentence, file=sys.stderr, flush=True)
-    os._exit(3)
-
-
 if __name__ == "__main__":
-    main()
+    child.answer(derive)

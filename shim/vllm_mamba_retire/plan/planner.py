@@ -1,4 +1,4 @@
-"""Is it your bug, what does it cost, what would help: a deployment in, a plan out.
+"""Decides whether a deployment leaks states, what that costs and which settings help.
 
 Closed-form figures from `bounds`; the caller may replace the peaks by replayed ones.
 """
@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vllm_mamba_retire.releases import Status
+from packaging.version import Version
+
+from vllm_mamba_retire.releases import Matrix, Status
+from vllm_mamba_retire.replay.scenario import InputError
 
 from .bounds import ceil_div, mib
 from .deployment import Deployment
@@ -18,24 +21,43 @@ Measured = Literal["closed form", "replayed"]
 
 
 @dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay of the longest prompt on the server's release gave, on one side.
+
+    Attributes:
+        states: most states of one request per Mamba group, in an ample pool.
+        rollbacks: preemptions in the server's own pool; None where that is not known.
+        redone: tokens computed again there.
+    """
+
+    states: int
+    rollbacks: int | None = None
+    redone: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SidePlan:
-    """One side, stock or fixed.
+    """One side, stock or fixed. What cannot be told for this server is None.
 
     Attributes:
         states: most states of one request per Mamba group, at the longest prompt.
         measured: how `states` was found; a closed form is an upper bound.
-        mib: the same in MiB of the pool, all Mamba groups; None without `block_bytes`.
-        smallest_pool: blocks with which one such request is never rolled back.
-        longest_prompt: tokens that one request may have in this pool; None without `pool`.
-        concurrency: requests of the longest prompt that fit at their worst moment; likewise.
+        mib: the same in MiB of the pool, all Mamba groups.
+        smallest_pool: blocks with which the requests are never rolled back.
+        longest_prompt: tokens that one request may have in this pool.
+        concurrency: requests of the longest prompt that fit at their worst moment.
+        rollbacks: preemptions of the requests in this pool, by replay.
+        redone: tokens computed again after them.
     """
 
-    states: int
-    measured: Measured
-    mib: float | None
-    smallest_pool: int
-    longest_prompt: int | None
-    concurrency: int | None
+    states: int | None = None
+    measured: Measured = "closed form"
+    mib: float | None = None
+    smallest_pool: int | None = None
+    longest_prompt: int | None = None
+    concurrency: int | None = None
+    rollbacks: int | None = None
+    redone: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,87 +73,174 @@ class Plan:
     """The answer.
 
     Attributes:
-        affected: whether this server keeps states that it does not need.
-        reason: why, or why not, in one sentence.
+        affected: whether this server keeps states that it does not need; None where that hangs
+            on what is not known.
+        reason: why, or why not, or what it hangs on, in one sentence.
         stock: without the fix.
         fixed: with it.
         remedies: what would help without the fix.
     """
 
-    affected: bool
+    affected: bool | None
     reason: str
     stock: SidePlan
     fixed: SidePlan
     remedies: tuple[Remedy, ...]
 
 
+def status_of(version: str | None, matrix: Matrix) -> Status | None:
+    """What a vLLM version does with old states, by its row or the rows around it.
+
+    Returns:
+        None where the version is not known, or between releases that differ.
+
+    Raises:
+        InputError: no vLLM release, nor a build between two of them.
+    """
+    if version is None:
+        return None
+    parsed = Version(version)
+    rows = [(Version(row.version), row.status) for row in matrix.releases]
+    final = not parsed.is_prerelease
+    if final and (row := matrix.row_for(version)) is not None:
+        return row.status
+    before = [status for release, status in rows if release <= parsed]
+    after = [status for release, status in rows if release > parsed]
+    if not before:
+        return Status.ABSENT
+    if not after and parsed.major == rows[-1][0].major:
+        return before[-1]
+    if final:
+        raise InputError(
+            f"vllm_version: {version} is no vLLM release that this package knows "
+            f"({rows[0][0]} to {rows[-1][0]})."
+        )
+    return before[-1] if after and before[-1] is after[0] else None
+
+
 def plan(
-    deployment: Deployment, status: Status | None, replayed: tuple[int, int] | None = None
+    deployment: Deployment,
+    status: Status | None,
+    replayed: tuple[Replayed, Replayed] | None = None,
+    requests: int = 1,
 ) -> Plan:
     """Plan for a deployment.
 
     Args:
         deployment: the server.
-        status: what its release is; None for one that is not in the table, taken for a live one.
-        replayed: peak states stock and fixed where a replay has found them.
+        status: what its release does; None where that is not known.
+        replayed: replays stock and fixed, where there are any.
+        requests: how many of the longest requests come at once.
+
+    Raises:
+        InputError: a figure without which there is no answer is missing.
     """
     affected, reason = judge(deployment, status)
+    if deployment.missing:
+        return Plan(affected, reason, SidePlan(), SidePlan(), ())
+    stock, fixed = replayed or (None, None)
     return Plan(
         affected,
         reason,
-        stock=_side(deployment, fixed=not affected, states=replayed[0] if replayed else None),
-        fixed=_side(deployment, fixed=True, states=replayed[1] if replayed else None),
-        remedies=tuple(_remedies(deployment)) if affected else (),
+        stock=_side(deployment, requests, fixed=affected is False, replayed=stock),
+        fixed=_side(deployment, requests, fixed=True, replayed=fixed),
+        remedies=() if affected is False else tuple(_remedies(deployment)),
     )
 
 
-def judge(deployment: Deployment, status: Status | None) -> tuple[bool, str]:
-    """Whether the server is affected, and why."""
-    geometry, version = deployment.geometry, deployment.version or "of unknown version"
+def judge(deployment: Deployment, status: Status | None) -> tuple[bool | None, str]:
+    """Whether the server is affected, and why; None where it hangs on what is only assumed.
+
+    Raises:
+        InputError: a figure without which there is no answer is missing.
+    """
+    version = deployment.version or "of unknown version"
+    if (reason := _not_affected(deployment, status, version)) is not None:
+        return False, f"Not affected: {reason}."
+    geometry = deployment.geometry
+    cause = (
+        f"a prefill chunk ({geometry.stride} tokens) spans {geometry.stride // geometry.block} "
+        f"blocks of {geometry.block} tokens and {geometry.lag} is in flight, so each chunk leaves "
+        "a state behind until the request ends"
+    )
+    unknown = list(_unknown(deployment, status))
+    if unknown:
+        return None, f"Affected if {' and '.join(unknown)}: then {cause}."
+    return True, f"Affected: {cause}."
+
+
+def _not_affected(deployment: Deployment, status: Status | None, version: str) -> str | None:
+    """The first condition of the defect that does not hold."""
     if status is Status.NATIVE:
-        return False, f"Not affected: vLLM {version} carries the fix itself."
+        return f"vLLM {version} carries the fix itself"
     if status in (Status.LATENT, Status.ABSENT):
-        return False, f"Not affected: the scheduler of vLLM {version} does not reach the defect."
-    if not deployment.align:
-        return False, "Not affected: mamba_cache_mode is not align, there is one state a request."
-    if deployment.lag == 0:
-        return False, "Not affected: no chunk is in flight when the next one is scheduled."
-    if not geometry.leaks:
-        return False, (
-            f"Not affected: a prefill chunk ({geometry.stride} tokens) spans one block of "
-            f"{deployment.block} tokens and leaves no null gap."
+        return f"the scheduler of vLLM {version} does not reach the defect"
+    if deployment.mode == "none":
+        return (
+            "mamba_cache_mode is none, because prefix caching is off; there is one state a request"
         )
-    stock, fixed = (f(deployment.prompt) for f in (geometry.stock_states, geometry.fixed_states))
-    if stock <= fixed:
-        return False, f"Not affected: a prompt of {deployment.prompt} tokens is too short to leak."
-    return True, (
-        f"Affected: a prefill chunk ({geometry.stride} tokens) spans "
-        f"{geometry.stride // deployment.block} blocks of {deployment.block} tokens and "
-        f"{deployment.lag} is in flight, so each chunk leaves a state behind until the request "
-        "ends."
-    )
+    if deployment.mode == "all":
+        return "mamba_cache_mode is all, not align; there is a state for every block"
+    if deployment.lag == 0:
+        return "no chunk is in flight when the next one is scheduled"
+    if deployment.missing:
+        raise InputError(f"not known: give {', '.join(deployment.missing)}.")
+    geometry = deployment.geometry
+    if geometry.block > geometry.budget:
+        return (
+            f"a block of {geometry.block} tokens takes more than one prefill chunk "
+            f"({geometry.budget} tokens) and leaves no null gap"
+        )
+    if not geometry.leaks:
+        return (
+            f"a prefill chunk ({geometry.stride} tokens) spans one block of {geometry.block} "
+            "tokens and leaves no null gap"
+        )
+    assert deployment.prompt is not None
+    if geometry.stock_states(deployment.prompt) <= geometry.fixed_states(deployment.prompt):
+        return f"a prompt of {deployment.prompt} tokens is too short to leak"
+    return None
 
 
-def _side(deployment: Deployment, *, fixed: bool, states: int | None) -> SidePlan:
+def _unknown(deployment: Deployment, status: Status | None) -> Iterator[str]:
+    """What is only assumed and could turn the answer, with the option that tells it."""
+    if status is None:
+        told = "the build lacks vllm#55450" if deployment.version else "it runs vLLM 0.26 to 0.29"
+        yield f"{told} (--vllm-version, or vllm-mamba-retire status)"
+    if deployment.is_assumed("mode"):
+        yield "mamba_cache_mode is align (--mamba-cache-mode)"
+    if deployment.is_assumed("lag"):
+        yield "async scheduling is on (--lag)"
+
+
+def _side(
+    deployment: Deployment, requests: int, *, fixed: bool, replayed: Replayed | None
+) -> SidePlan:
     geometry, pool, longest = deployment.geometry, deployment.pool, deployment.prompt
-    bound = geometry.fixed_states(longest) if fixed else geometry.stock_states(longest)
-    peak = bound if states is None else states
-    size = deployment.block_bytes
+    assert longest is not None
+    peak = geometry.fixed_states(longest) if fixed else geometry.stock_states(longest)
+    if replayed is not None:
+        peak = replayed.states
+    size, grouped = deployment.block_bytes, deployment.grouped
     return SidePlan(
         states=peak,
-        measured="closed form" if states is None else "replayed",
-        mib=None if size is None else round(mib(peak * deployment.groups, size), 2),
-        smallest_pool=geometry.pool(longest, peak),
-        longest_prompt=None if pool is None else geometry.longest_prompt(pool, fixed=fixed),
-        concurrency=None if pool is None else geometry.concurrency(pool, longest, fixed=fixed),
+        measured="closed form" if replayed is None else "replayed",
+        mib=round(mib(peak * geometry.groups, size), 2) if size and grouped else None,
+        smallest_pool=geometry.pool(longest, peak, requests) if grouped else None,
+        longest_prompt=geometry.longest_prompt(pool, fixed=fixed) if pool and grouped else None,
+        concurrency=geometry.concurrency(pool, longest, fixed=fixed) if pool and grouped else None,
+        rollbacks=replayed.rollbacks if replayed else None,
+        redone=replayed.redone if replayed else None,
     )
 
 
 def _remedies(deployment: Deployment) -> Iterator[Remedy]:
     """What would help without the fix, the cheapest first."""
-    geometry, block = deployment.geometry, deployment.block
-    chunks = ceil_div(deployment.prompt, geometry.stride)
-    single = ceil_div(deployment.prompt, block)
+    geometry, prompt = deployment.geometry, deployment.prompt
+    assert prompt is not None
+    block = geometry.block
+    chunks = ceil_div(prompt, geometry.stride)
+    single = ceil_div(prompt, block)
     limit = 2 * block - 1
     yield Remedy(
         f"--long-prefill-token-threshold {limit}",
@@ -148,18 +257,18 @@ def _remedies(deployment: Deployment) -> Iterator[Remedy]:
             "--no-async-scheduling",
             "the GPU waits for the scheduler in every step, decoding steps above all",
         )
-    coarser = geometry.budget // 2 + 1
+    coarser = ceil_div(geometry.budget // 2 + 1, 16) * 16
     yield Remedy(
-        f"--block-size {ceil_div(coarser, 16) * 16}",
-        f"prefix-cache hits end on multiples of {ceil_div(coarser, 16) * 16} tokens instead of "
-        f"{block}, and each block is as many times larger",
+        f"--block-size {coarser}",
+        f"prefix-cache hits end on multiples of {coarser} tokens instead of {block}, and each "
+        "block is as many times larger",
     )
     yield Remedy("--no-enable-prefix-caching", "every prompt is computed from its first token")
-    needed = geometry.pool(deployment.prompt, geometry.stock_states(deployment.prompt))
-    size = deployment.block_bytes
-    yield Remedy(
-        f"a pool of {needed} blocks",
-        "no roll-back of one longest request; its states stay"
-        + ("" if size is None else f", {mib(needed, size) / 1024:.1f} GiB a GPU"),
-    )
+    if deployment.grouped:
+        needed, size = geometry.pool(prompt, geometry.stock_states(prompt)), deployment.block_bytes
+        yield Remedy(
+            f"a pool of {needed} blocks",
+            "no roll-back of one longest request; its states stay"
+            + ("" if size is None else f", {mib(needed, size) / 1024:.1f} GiB a GPU"),
+        )
     yield Remedy("vLLM 0.30.0 or newer", "an upgrade")

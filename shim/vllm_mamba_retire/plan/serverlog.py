@@ -1,130 +1,303 @@
-"""Reads a deployment's figures out of the log of a vLLM server.
+"""Reads a deployment's settings out of the log of a vLLM server.
 
-The lines that vLLM prints while it starts; later ones overrule earlier ones. Two figures are
-worked out from rounded ones and so are estimates: the pool and the bytes of a block.
+Only vLLM's own sentences count, each from its first word on, so that neither another library's
+line nor a logged prompt can give a figure. White space does not count: a line may be wrapped
+anywhere. Of several starts in one log the last counts, alone.
 """
 
 from __future__ import annotations
 
-import ast
+import json
 import re
-from collections.abc import Mapping
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from vllm_mamba_retire.replay.scenario import InputError
 
-# Deployment field -> how vLLM 0.26 to 0.33 prints it.
-_NUMBERS = {
-    "block": r"Setting attention block size to ([\d,]+) tokens",
-    "budget": r"Chunked prefill is enabled with max_num_batched_tokens=([\d,]+)",
-    "prompt": r"Using max model len ([\d,]+)|max_seq_len=([\d,]+)",
-    "pool": r"Overriding num_gpu_blocks=\d+ with num_gpu_blocks_override=(\d+)",
-    "pipeline": r"pipeline_parallel_size=(\d+)",
-    "spec": r"num_spec(?:ulative)?_tokens[=:] ?(\d+)",
-}
-_VERSION = re.compile(r"Initializing a V1 LLM engine \(v([^)\s]+)\)|\bversion (\d+\.\d+\.\d\S*)")
-_ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
-_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
-_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
-_MEMORY = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
-_MODE = re.compile(r"Mamba cache mode is set to '(\w+)'")
-_ARGUMENT_FIELDS = {
-    "max_num_batched_tokens": "budget",
-    "max_model_len": "prompt",
-    "num_gpu_blocks_override": "pool",
-    "pipeline_parallel_size": "pipeline",
-    "long_prefill_token_threshold": "chunk_limit",
-}
-_NEEDED = {
-    "block": "Setting attention block size to",
-    "budget": "Chunked prefill is enabled with max_num_batched_tokens=",
-}
+from .arguments import drafting, settings_from
+from .bounds import Geometry
+from .values import Unreadable, read_dictionary, read_fields
+
 _GIB = 2**30
+_TEXT_KEYS = ("log", "message", "msg", "line", "text", "textPayload", "MESSAGE", "body")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# What container engines, log shippers and people put before a line; a line may have several.
+_FRAME = re.compile(
+    r"\s*(?:"
+    r"\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+(?:std(?:out|err) [FP] )?"  # CRI, docker -t
+    r"|[\w./-]+\s+\|\s"  # docker compose
+    r"|\[pod/[^\]]+\]\s"  # kubectl logs --prefix
+    r"|\{[\w.]+=\"[^}]*\}\s+"  # logcli
+    r"|\w{3} +\d+ [\d:]{8} \S+ [^\s\[]+\[\d+\]:\s"  # journalctl
+    r"|>\s"  # quoted in a report
+    r")"
+)
+_PROCESS = re.compile(r"(?:\([\w.-]+pid=\d+[^()]*\))+")
+_HEADER = re.compile(
+    rf"(?P<process>(?:{_PROCESS.pattern})?)(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+    r"(?P<time>\d\d-\d\d\d\d:\d\d:\d\d)\[[\w./-]+\.py:\d+\]"
+)
+
+_COUNT = r"(\d[\d,]*)"
+# Sentences of vLLM 0.26 to 0.34 without their white space -> settings. Each says where it ends.
+_SENTENCES: tuple[tuple[str, str], ...] = (
+    ("version", r"[▀▄█]*▀▄▀█version([\w.+!-]+?)(?:█▄█▀.*)?$"),
+    ("version", r"vLLM(?:API)?serverversion([\w.+!-]+?)(?:,servingmodel.*)?$"),
+    ("engine", r"InitializingaV1LLMengine\(v([^()]+)\)withconfig:(.*)"),
+    ("arguments", r"non-defaultargs:(.*)"),
+    ("architecture", r"Resolvedarchitecture:(\w+)$"),
+    ("prompt", rf"Usingmaxmodellen{_COUNT}$"),
+    ("budget", rf"Chunkedprefillisenabledwithmax_num_batched_tokens={_COUNT}\."),
+    ("scheduled", rf"max_num_scheduled_tokensissetto{_COUNT}basedonthespeculative"),
+    ("mode", r"Mambacachemodeissetto'(\w+)'"),
+    ("mode", r"HybridormambabasedmodeldetectedwithoutsupportforprefixcachingwithMambacache"
+             r"'all'mode:fallingbackto'(align)'mode"),
+    ("mode", r"Hybridormamba-basedmodeldetectedwithoutsupportforprefixcachingwithMambacache"
+             r"'all'mode:fallingbackto'(align)'mode"),
+    ("asynchronous", r"Asynchronousschedulingis(enabled|disabled)\."),
+    ("asynchronous", r"Asyncscheduling.*?(willbedisabled|isdisabled)"),
+    ("runner", r"Using(V2)ModelRunner"),
+    ("block", rf"(?:\[XPU\])?Settingattentionblocksizeto{_COUNT}tokens"),
+    ("override", rf"Overridingnum_gpu_blocks={_COUNT}withnum_gpu_blocks_override={_COUNT}$"),
+    ("memory", r"AvailableKVcachememory:(\d+\.?\d*)GiB"),
+    ("capacity", rf"(?:GPU|CPU|XPU)KVcachesize:{_COUNT}tokens(?:,Maximumconcurrencyfor{_COUNT}"
+                 r"tokensperrequest:\d)?"),
+    ("concurrency", rf"Maximumconcurrencyfor{_COUNT}tokensperrequest:(\d+\.\d\d)x"),
+)  # fmt: skip
+_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _SENTENCES)
+_BEGINS = re.compile("|".join(f"(?:{pattern.rstrip('$')})" for _, pattern in _SENTENCES))
+# Stages of a start. A sentence of an earlier stage after one of a later begins another start.
+_STAGES = {
+    **{"version": 0, "arguments": 1, "engine": 3},
+    **dict.fromkeys(("architecture", "prompt", "budget", "mode"), 2),
+    **dict.fromkeys(("block", "override", "memory", "capacity", "concurrency"), 4),
+}
+_ENGINE_PROCESSES = ("(EngineCore", "(Worker", "(RayWorker")
+_FIRST_COUNTS = ("architecture", "prompt")  # a drafter's own follow the model's
 
 
-def read_log(path: Path) -> dict[str, Any]:
-    """Figures by the names of `deployment.Deployment`, those that the log has.
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    name: str
+    groups: tuple[str, ...]
+    time: str
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLog:
+    """What the last start in a log tells.
+
+    Attributes:
+        settings: by the names of `deployment.SETTINGS`.
+        blocks: blocks that the memory holds, where the log has the number itself.
+        memory: bytes for the KV cache.
+        tokens: capacity of the pool in tokens, by vLLM's own count.
+        length: the tokens per request that `tokens` was counted for.
+        times: `tokens` over `length`, rounded to two digits.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    blocks: int | None = None
+    memory: float | None = None
+    tokens: int | None = None
+    length: int | None = None
+    times: float | None = None
+
+    def estimate(self, geometry: Geometry | None) -> dict[str, Any]:
+        """Pool and bytes of a block, worked out of the figures that have most digits.
+
+        Args:
+            geometry: the deployment's; None where its groups or its block are not known.
+        """
+        blocks = self.blocks
+        if blocks is None and geometry is not None and self.length:
+            request = geometry.request_blocks(self.length, geometry.reserved_states(self.length))
+            if self.tokens:  # vLLM cut the fraction off
+                blocks = -(-self.tokens * request // self.length)
+            elif self.times:
+                blocks = round(self.times * request)
+        found = {"pool": blocks}
+        if blocks and self.memory:
+            found["block_bytes"] = int(self.memory / blocks)
+        return {name: value for name, value in found.items() if value}
+
+
+def read_log(path: Path) -> ServerLog:
+    """Read a server's log, once; ``-`` is standard input.
 
     Raises:
-        InputError: it cannot be read, or lacks a line that is needed.
+        InputError: it cannot be read, or a line of arguments in it cannot.
     """
     try:
-        text = path.read_text(errors="replace")
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise InputError(f"log: {path}: {error.strerror}.") from None
-    figures = {**_arguments(text), **_printed(text)}
-    for name, line in _NEEDED.items():
-        if name not in figures:
-            raise InputError(f"log: {path} has no line {line!r}, which tells the {name}.")
-    figures["lag"] = _lag(figures)
-    return {name: value for name, value in figures.items() if name not in ("async", "pipeline")}
-
-
-def estimate_pool(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Pool and bytes of a block, from the concurrency and the memory that the log tells.
-
-    Args:
-        path: the log.
-        known: ``block``, ``spec``, ``groups`` and ``attention_groups`` of the deployment.
-    """
-    text = path.read_text(errors="replace")
-    if (found := _last(_CONCURRENCY, text)) is None:
-        return {}
-    tokens, times = int(found[1].replace(",", "")), float(found[2])
-    # vLLM counts 2 + spec states per Mamba group and a block per block of text for attention.
-    blocks = known["attention_groups"] * -(-tokens // known["block"])
-    pool = int(times * (blocks + known["groups"] * (2 + known["spec"])))
-    memory = _last(_MEMORY, text)
-    return {
-        "pool": pool,
-        "block_bytes": int(float(memory[1]) * _GIB / pool) if memory and pool else None,
-    }
-
-
-def _printed(text: str) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    for name, pattern in _NUMBERS.items():
-        if (found := _last(re.compile(pattern), text)) is not None:
-            figures[name] = int(next(filter(None, found.groups())).replace(",", ""))
-    if (found := _last(_VERSION, text)) is not None:
-        figures["version"] = found[1] or found[2]
-    if (found := _last(_ASYNC, text)) is not None:
-        figures["async"] = found[1] == "enabled"
-    if (found := _last(_MODE, text)) is not None:
-        figures["align"] = found[1] == "align"
-    return figures
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Figures out of the dictionary of arguments that the API server prints."""
-    if (found := _last(_ARGUMENTS, text)) is None:
-        return {}
     try:
-        given = ast.literal_eval(found[1])
-    except (ValueError, SyntaxError):
-        return {}  # holds an object that has no literal; the other lines have to do
-    figures = {field: given[name] for name, field in _ARGUMENT_FIELDS.items() if name in given}
-    if "mamba_cache_mode" in given:
-        figures["align"] = given["mamba_cache_mode"] == "align"
-    if given.get("enable_prefix_caching") is False:
-        figures["align"] = False
-    if "async_scheduling" in given:
-        figures["async"] = given["async_scheduling"]
-    drafting = given.get("speculative_config") or {}
-    if "num_speculative_tokens" in drafting:
-        figures["spec"] = drafting["num_speculative_tokens"]
-    return figures
+        return _digest(list(_last_start(_sentences(data.decode(errors="replace")))))
+    except Unreadable as error:
+        raise InputError(
+            f"log: {path}: the line 'non-default args' cannot be read: {error}."
+        ) from None
 
 
-def _lag(figures: Mapping[str, Any]) -> int | None:
-    """Steps in flight; None where the log does not tell."""
-    pipeline = figures.get("pipeline", 1)
-    if "async" not in figures:
-        return pipeline - 1 if pipeline > 1 else None
-    return int(pipeline - 1 + figures["async"])
+def _sentences(text: str) -> list[_Sentence]:
+    """vLLM's sentences in the order of the log; in that of time where it is a fenced excerpt."""
+    lines = ["".join(line.split()) for line in _unframed(text)]
+    squeezed = "".join(lines)
+    starts = [0, *accumulate(map(len, lines))]
+    found = sorted(_entries(squeezed, starts))
+    ends = [start for start, *_ in found[1:]] + [len(squeezed)]
+    sentences = []
+    for (_, at, time, process), end in zip(found, ends, strict=True):
+        # The last entry may be cut: a sentence that ends with its line does not count there.
+        message = squeezed[at:end] + ("" if end < len(squeezed) or text.endswith("\n") else "?")
+        for name, pattern in _PATTERNS:
+            if (match := pattern.match(message)) is not None:
+                groups = tuple(group or "" for group in match.groups())
+                sentences.append(_Sentence(name, groups, time, process))
+                break
+    if "```" in text:
+        sentences.sort(key=lambda sentence: sentence.time)
+    return sentences
 
 
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    found = list(pattern.finditer(text))
-    return found[-1] if found else None
+def _entries(squeezed: str, starts: list[int]) -> Iterator[tuple[int, int, str, str]]:
+    """Where entries begin and their messages, with time and process as far as they are there."""
+    headers = list(_HEADER.finditer(squeezed))
+    for header in headers:
+        yield header.start(), header.end(), header["time"], header["process"]
+    begins = [header.start() for header in headers]
+    for start in dict.fromkeys(starts):
+        before = bisect_right(begins, start) - 1
+        if before >= 0 and headers[before].end() > start:
+            continue  # this line begins with a header, or a header was wrapped here
+        process = _PROCESS.match(squeezed, start)
+        at = process.end() if process else start
+        if process or _BEGINS.match(squeezed, at):
+            yield start, at, "", process[0] if process else ""
+
+
+def _unframed(text: str) -> Iterator[str]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if isinstance(document, list):  # an export of a log viewer
+        for each in document:
+            yield from _unframed("\n".join(_texts(each)))
+        return
+    for line in _COLOUR.sub("", text).splitlines():
+        if line.lstrip().startswith("{"):
+            try:
+                texts = list(_texts(json.loads(line)))
+            except ValueError:
+                texts = []
+            if texts:
+                for each in texts:
+                    yield from _unframed(each)
+                continue
+        while (frame := _FRAME.match(line)) is not None:
+            line = line[frame.end() :]
+        yield line
+
+
+def _texts(record: Any) -> Iterator[str]:
+    if isinstance(record, str):
+        yield record
+    elif isinstance(record, dict):
+        for key in _TEXT_KEYS:
+            if isinstance(record.get(key), str):
+                yield record[key]
+                return
+
+
+def _last_start(sentences: list[_Sentence]) -> Iterator[_Sentence]:
+    first, stage, engines = 0, 0, set[str]()
+    for place, sentence in enumerate(sentences):
+        own = _STAGES.get(sentence.name)
+        if own is None or (own < 3 and sentence.process.startswith(_ENGINE_PROCESSES)):
+            continue  # an engine's process may repeat what its server printed
+        backward = own <= 1 <= stage or own < 3 <= stage
+        if backward or (own == 3 and sentence.process in engines):
+            first, stage, engines = place, own, set()
+        if own == 3:
+            engines.add(sentence.process)
+        stage = max(stage, own)
+    # What stands before the first sign of a start is the end of an earlier one.
+    return iter(sentences[first:])
+
+
+def _digest(sentences: list[_Sentence]) -> ServerLog:
+    said: dict[str, tuple[str, ...]] = {}
+    for sentence in sentences:
+        if sentence.name not in _FIRST_COUNTS or sentence.name not in said:
+            said[sentence.name] = sentence.groups
+    settings: dict[str, Any] = {}
+    if "arguments" in said:
+        settings |= _arguments(said)
+    for name in ("prompt", "budget", "scheduled", "block"):
+        if name in said:
+            settings[name] = _count(said[name][0])
+    for name in ("version", "architecture", "mode"):
+        if name in said:
+            settings[name] = said[name][0]
+    if "mode" in said:
+        settings["prefix_caching"] = said["mode"][0] != "none"
+    if "engine" in said:
+        settings |= _engine(*said["engine"])
+    if "asynchronous" in said:
+        settings["asynchronous"] = said["asynchronous"][0] == "enabled"
+    if "runner" in said:
+        settings["runner"] = said["runner"][0]
+    length, blocks = settings.get("prompt"), None
+    if "concurrency" in said:
+        length = _count(said["concurrency"][0])
+    elif said.get("capacity", ("", ""))[1]:
+        length = _count(said["capacity"][1])
+    if "override" in said:
+        blocks, settings["pool"] = map(_count, said["override"])
+    memory = settings.pop("kv_memory_bytes", None)
+    if memory is None and "memory" in said:
+        memory = float(said["memory"][0]) * _GIB
+    return ServerLog(
+        settings,
+        blocks=blocks,
+        memory=memory,
+        tokens=_count(said["capacity"][0]) if "capacity" in said else None,
+        length=length,
+        times=float(said["concurrency"][1]) if "concurrency" in said else None,
+    )
+
+
+def _arguments(said: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Settings from the line of arguments, less those that a later line may correct."""
+    settings = settings_from(read_dictionary(said["arguments"][0]))
+    settings.pop("pool", None)  # vLLM prints an override when it comes to it
+    if not said.keys() & {"memory", "capacity", "concurrency"}:
+        settings.pop("block", None)  # the alignment with the states may be still to come
+    if settings.get("mode") == "all" and "engine" not in said:
+        del settings["mode"]  # or a fall-back to align
+    return settings
+
+
+def _engine(version: str, text: str) -> dict[str, Any]:
+    fields = read_fields(text)
+    settings: dict[str, Any] = {"version": version}
+    for name, setting in (("max_seq_len", "prompt"), ("pipeline_parallel_size", "pipeline")):
+        if isinstance(fields.get(name), int):
+            settings[setting] = fields[name]
+    if isinstance(fields.get("enable_prefix_caching"), bool):
+        settings["prefix_caching"] = fields["enable_prefix_caching"]
+    if "speculative_config" in fields:
+        settings |= drafting(fields["speculative_config"]) or {"spec": 0}
+    return settings
+
+
+def _count(text: str) -> int:
+    return int(text.replace(",", ""))
