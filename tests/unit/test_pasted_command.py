@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from vllm_mamba_retire.cli import app
 from vllm_mamba_retire.plan.command import read_command, read_manifest
-from vllm_mamba_retire.plan.known_bugs import hints
 from vllm_mamba_retire.plan.deployment import settle
+from vllm_mamba_retire.plan.known_bugs import hints
 from vllm_mamba_retire.plan.metrics import read_metrics
 from vllm_mamba_retire.plan.model import find_model
 from vllm_mamba_retire.replay.scenario import InputError
@@ -42,9 +42,10 @@ IGNORED = (
          {"version": "0.29.0"}),
         (f"podman run --env VLLM_USE_V2_MODEL_RUNNER=0 docker.io/vllm/vllm-openai:latest "
          f"org/model {SERVED}", {"runner": "V1"}),
-        (f"docker run --entrypoint bash vllm/vllm-openai:v0.29.0 -c 'vllm serve org/model {SERVED}'",
+        (f"docker run --entrypoint sh vllm/vllm-openai:v0.29.0 -c 'vllm serve org/model {SERVED}'",
          {"version": "0.29.0"}),
-        (f"vllm serve org/model \\\n  {SERVED} \\\n  --no-async-scheduling", {"asynchronous": False}),
+        (f"vllm serve org/model \\\n  {SERVED} \\\n  --no-async-scheduling",
+         {"asynchronous": False}),
         (f"vllm serve org/model {SERVED} --max_num_scheduled_tokens=4096 -pp 2",
          {"scheduled": 4096, "pipeline": 2}),
         (f"vllm serve org/model {SERVED} --speculative-config "

@@ -14,7 +14,6 @@ from vllm_mamba_retire.cli import app
 from vllm_mamba_retire.plan.deployment import Deployment, settle
 from vllm_mamba_retire.plan.planner import Replayed, judge, plan, status_of
 from vllm_mamba_retire.releases import Status, load_matrix
-from vllm_mamba_retire.replay.scenario import InputError
 
 FIELD = {
     "version": "0.29.0",
@@ -26,6 +25,8 @@ FIELD = {
     "pool": 325,
     "block_bytes": 51_380_224,
 }
+ALIGN_026 = ["--vllm-version", "0.26.0", "--mamba-cache-mode", "align"]
+QWEN, NEMOTRON = "Qwen3NextForCausalLM", "NemotronHForCausalLM"
 OPTIONS = {"version": "--vllm-version"}
 FIGURES = ["--block", "1568", "--budget", "4096", "--prompt", "237000"]
 LOGS = Path(__file__).parents[1] / "cases" / "logs"
@@ -150,10 +151,10 @@ def test_what_is_only_assumed_and_could_turn_the_answer_is_named(
     [
         ({"version": "0.27.1"}, "none"),
         ({"version": "0.28.0"}, "align"),
-        ({"version": "0.27.1", "prefix_caching": True, "architecture": "Qwen3NextForCausalLM"}, "align"),
-        ({"version": "0.27.1", "prefix_caching": True, "architecture": "NemotronHForCausalLM"}, "all"),
-        ({"version": "0.28.0", "prefix_caching": True, "architecture": "NemotronHForCausalLM"}, "align"),
-        ({"version": "0.28.0", "prefix_caching": False, "architecture": "Qwen3NextForCausalLM"}, "none"),
+        ({"version": "0.27.1", "prefix_caching": True, "architecture": QWEN}, "align"),
+        ({"version": "0.27.1", "prefix_caching": True, "architecture": NEMOTRON}, "all"),
+        ({"version": "0.28.0", "prefix_caching": True, "architecture": NEMOTRON}, "align"),
+        ({"version": "0.28.0", "prefix_caching": False, "architecture": QWEN}, "none"),
     ],
 )  # fmt: skip
 def test_the_mode_is_the_releases_default_for_the_model(changes: dict[str, Any], mode: str) -> None:
@@ -277,7 +278,15 @@ def test_a_server_on_a_fixed_release_is_fine() -> None:
         ([], "--budget (vLLM's max_num_batched_tokens), --prompt (tokens"),
         (["--block", "1568", "--prompt", "9"], "not known: give --budget"),
         (
-            [*FIGURES, "--block", "8192", "--vllm-version", "0.26.0", "--mamba-cache-mode", "align"],
+            [
+                *FIGURES,
+                "--block",
+                "8192",
+                "--vllm-version",
+                "0.26.0",
+                "--mamba-cache-mode",
+                "align",
+            ],
             "must be <= max_num_batched_tokens",
         ),
         ([*FIGURES, "--vllm-version", "2.28.9"], "2.28.9 is no vLLM release"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import sys
@@ -157,11 +158,12 @@ def test_a_line_may_be_wrapped_anywhere(width: int) -> None:
 
 OBJECTS = {
     "compilation_config": "CompilationConfig(mode=<CompilationMode.VLLM_COMPILE: 3>, "
-    "pass_config={'x': None}, splitting_ops=['a', 'b'], inductor_compile_config={}, hook=<function f at 0x7f>)",
+    "pass_config={'x': None}, splitting_ops=['a', 'b'], inductor_compile_config={}, "
+    "hook=<function f at 0x7f>)",
     "kv_transfer_config": "KVTransferConfig(kv_connector='LMCacheConnectorV1', kv_role='kv_both', "
     "kv_connector_extra_config={}, kv_buffer_size=1000000000.0)",
     "attention_config": "AttentionConfig(backend=<AttentionBackendEnum.FLASH_ATTN: 'vllm.v1.x'>)",
-    "structured_outputs_config": "StructuredOutputsConfig(backend='auto', reasoning_parser='qwen3')",
+    "structured_outputs_config": "StructuredOutputsConfig(backend='auto', parser='qwen3')",
     "kernel_config": "KernelConfig(moe_backend=None)",
     "kv_events_config": "KVEventsConfig(enable_kv_cache_events=True, endpoint='tcp://*:5557')",
     "download_dir": "PosixPath('/a, b}')",
@@ -204,7 +206,8 @@ def test_a_line_of_arguments_that_cannot_be_read_is_an_error(
     "line",
     [
         "Asynchronous scheduling is disabled.",
-        "Async scheduling not supported with ngram-based speculative decoding and will be disabled.",
+        "Async scheduling not supported with ngram-based speculative decoding and will be "
+        "disabled.",
         "Async scheduling is not compatible with disable_padded_drafter_batch=True and will be "
         "disabled.",
         "Async scheduling will be disabled because it is not supported with the `ray` distributed "
@@ -218,11 +221,14 @@ def test_asynchronous_scheduling_is_off_where_vllm_says_so(line: str) -> None:
     assert read(text).settings["asynchronous"] is False
 
 
+BY_DEFAULT = "for X by default when prefix caching is enabled"
+
+
 @pytest.mark.parametrize(
     ("line", "mode", "caching"),
     [
-        ("Mamba cache mode is set to 'align' for X by default when prefix caching is enabled", "align", True),
-        ("Mamba cache mode is set to 'all' for X by default when prefix caching is enabled", "all", True),
+        (f"Mamba cache mode is set to 'align' {BY_DEFAULT}", "align", True),
+        (f"Mamba cache mode is set to 'all' {BY_DEFAULT}", "all", True),
         ("Mamba cache mode is set to 'none' when prefix caching is disabled", "none", False),
         (
             "Hybrid or mamba-based model detected without support for prefix caching with Mamba "
@@ -309,7 +315,7 @@ def test_a_cut_wrapped_and_framed_log_tells_the_same_or_less(data: st.DataObject
     text = text[begin : data.draw(st.integers(begin, len(text)))]
     places = data.draw(st.sets(st.integers(0, len(text)), max_size=20))
     bounds = [0, *sorted(places), len(text)]
-    lines = "\n".join(text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)).split("\n")
+    lines = "\n".join(text[a:b] for a, b in itertools.pairwise(bounds)).split("\n")
     found = _figures("\n".join(map(data.draw(_FRAMED), lines))) or {}
     assert any(
         all(value in (None, whole.get(name)) for name, value in found.items())

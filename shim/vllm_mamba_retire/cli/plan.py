@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -175,8 +176,8 @@ def _settle(
 def _replayed(deployment: Deployment, requests: int) -> tuple[Replayed, Replayed] | None:
     """Stock and fixed on the installed vLLM, if it is the server's release."""
     from vllm_mamba_retire.plan.planner import Replayed
-    from vllm_mamba_retire.replay.sides import compare, replayable
     from vllm_mamba_retire.replay.scenario import Arrival, InputError, Scenario
+    from vllm_mamba_retire.replay.sides import compare, replayable
     from vllm_mamba_retire.target import find_target
 
     target = find_target()
@@ -203,10 +204,8 @@ def _replayed(deployment: Deployment, requests: int) -> tuple[Replayed, Replayed
 
     scenarios = [scenario("peak", None, 1)]
     if deployment.pool is not None and deployment.grouped and deployment.attention_groups == 1:
-        try:
+        with suppress(InputError):  # the longest prompt does not fit into this pool at all
             scenarios.append(scenario("own pool", deployment.pool, requests))
-        except InputError:
-            pass  # the longest prompt does not fit into this pool at all
     peak, *own = compare(scenarios)
     return tuple(  # type: ignore[return-value]
         Replayed(

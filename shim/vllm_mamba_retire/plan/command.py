@@ -82,10 +82,10 @@ def read_command(words: Sequence[str]) -> Command:
     if flags and not flags[0].startswith("-"):
         model, *flags = flags
     for number, word in enumerate(flags):
-        name, found, value = word.partition("=")
+        name, joined, value = word.partition("=")
         if name in ("--model", "--model-tag"):
-            model = value if found else next(iter(flags[number + 1 :]), model)
-            del flags[number : number + (1 if found else 2)]
+            model = value if joined else next(iter(flags[number + 1 :]), model)
+            del flags[number : number + (1 if joined else 2)]
             break
     return Command(model, tuple(flags), image, environment)
 
@@ -137,9 +137,7 @@ def _start(words: list[str]) -> tuple[int, str | None]:
             at = number + 1
         elif PurePosixPath(word).name == "vllm" and words[number + 1 : number + 2] == ["serve"]:
             return number + 2, version
-        elif number == at and word == "serve":
-            at = number + 1
-        elif number == at and _VARIABLE.fullmatch(word):
+        elif (number == at and word == "serve") or (number == at and _VARIABLE.fullmatch(word)):
             at = number + 1
     return at, version
 

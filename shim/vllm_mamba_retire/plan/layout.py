@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from vllm_mamba_retire import child
 
 _KERNEL_BLOCK = 16  # tokens
+_PARSER_PLACES = ("common.cli_args", "launchers.cli_args", "openai.cli_args")  # newest first
 # Arguments that decide about the cache; the others may want a device, a network or a tokenizer.
 _DECIDING = (
     "model",
@@ -111,12 +113,20 @@ def _derive(model: str, flags: list[str]) -> dict[str, Any]:
 def _parse(model: str, flags: list[str]) -> Any:
     """The arguments that decide about the cache; a flag that no server has is an error."""
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parsed = make_arg_parser(FlexibleArgumentParser(prog="vllm serve")).parse_args(flags)
+    parser = next(filter(None, map(_parser_in, _PARSER_PLACES)))
+    parsed = parser(FlexibleArgumentParser(prog="vllm serve")).parse_args(flags)
     known = {name: getattr(parsed, name) for name in _DECIDING if hasattr(parsed, name)}
     return EngineArgs(**known | {"model": model, "skip_tokenizer_init": True})
+
+
+def _parser_in(place: str) -> Any:
+    """The function that adds a server's flags to a parser; None where this release has it not."""
+    try:
+        return import_module(f"vllm.entrypoints.{place}").make_arg_parser
+    except ModuleNotFoundError:
+        return None
 
 
 def _reason(error: Exception) -> str:
@@ -206,6 +216,9 @@ def _without_device(config: Any) -> Iterator[None]:
         if hasattr(parallel_state, name):
             setattr(parallel_state, name, _ProcessGroup(sizes.get(name, 1)))
     look_up = torch._ops._OpNamespace.__getattr__
+    if not torch.cuda.is_available():
+        # Some layers keep a second stream for their shared experts.
+        torch.cuda.Stream = torch.cuda.Event = _ProcessGroup
 
     def operator(namespace: Any, name: str) -> Any:
         try:
@@ -215,7 +228,7 @@ def _without_device(config: Any) -> Iterator[None]:
                 raise
             return lambda *_arguments, **_keywords: None
 
-    torch._ops._OpNamespace.__getattr__ = operator  # type: ignore[method-assign]
+    torch._ops._OpNamespace.__getattr__ = operator
     try:
         before = torch.get_default_dtype()
         torch.set_default_dtype(config.model_config.dtype)
@@ -223,7 +236,7 @@ def _without_device(config: Any) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
-        torch._ops._OpNamespace.__getattr__ = look_up  # type: ignore[method-assign]
+        torch._ops._OpNamespace.__getattr__ = look_up
 
 
 class _ProcessGroup:
@@ -233,7 +246,7 @@ class _ProcessGroup:
     rank = local_rank = rank_in_group = 0
     unique_name = "none"
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int = 1) -> None:
         self.world_size = size
         self.ranks = list(range(size))
         self.device_group = self.cpu_group = self
@@ -250,7 +263,7 @@ def _block_bytes(config: Any, groups: list[Any]) -> int:
     try:
         from vllm.v1.core import kv_cache_planning as counting  # >= 0.33
     except ImportError:
-        from vllm.v1.core import kv_cache_utils as counting  # type: ignore[no-redef]
+        from vllm.v1.core import kv_cache_utils as counting
     from vllm_mamba_retire.probe import call_known
 
     return int(

@@ -21,7 +21,7 @@ from vllm_mamba_retire.replay.scenario import InputError
 
 from .arguments import drafting, settings_from
 from .bounds import Geometry
-from .values import Unreadable, read_dictionary, read_fields
+from .values import UnreadableError, read_dictionary, read_fields
 
 _GIB = 2**30
 _TEXT_KEYS = ("log", "message", "msg", "line", "text", "textPayload", "MESSAGE", "body")
@@ -29,7 +29,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # What container engines, log shippers and people put before a line; a line may have several.
 _FRAME = re.compile(
     r"\s*(?:"
-    r"\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+(?:std(?:out|err) [FP] )?"  # CRI, docker -t
+    r"\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+(?:std(?:out|err) [FP] )?"  # CRI
     r"|[\w./-]+\s+\|\s"  # docker compose
     r"|\[pod/[^\]]+\]\s"  # kubectl logs --prefix
     r"|\{[\w.]+=\"[^}]*\}\s+"  # logcli
@@ -78,6 +78,8 @@ _STAGES = {
     **dict.fromkeys(("block", "override", "memory", "capacity", "concurrency"), 4),
 }
 _ENGINE_PROCESSES = ("(EngineCore", "(Worker", "(RayWorker")
+_NUMBERS = ("prompt", "budget", "scheduled", "block")
+_WORDS = ("version", "architecture", "mode", "runner")
 _FIRST_COUNTS = ("architecture", "prompt")  # a drafter's own follow the model's
 
 
@@ -140,7 +142,7 @@ def read_log(path: Path) -> ServerLog:
         raise InputError(f"log: {path}: {error.strerror}.") from None
     try:
         return _digest(list(_last_start(_sentences(data.decode(errors="replace")))))
-    except Unreadable as error:
+    except UnreadableError as error:
         raise InputError(
             f"log: {path}: the line 'non-default args' cannot be read: {error}."
         ) from None
@@ -238,41 +240,32 @@ def _digest(sentences: list[_Sentence]) -> ServerLog:
     for sentence in sentences:
         if sentence.name not in _FIRST_COUNTS or sentence.name not in said:
             said[sentence.name] = sentence.groups
-    settings: dict[str, Any] = {}
-    if "arguments" in said:
-        settings |= _arguments(said)
-    for name in ("prompt", "budget", "scheduled", "block"):
-        if name in said:
-            settings[name] = _count(said[name][0])
-    for name in ("version", "architecture", "mode"):
-        if name in said:
-            settings[name] = said[name][0]
-    if "mode" in said:
-        settings["prefix_caching"] = said["mode"][0] != "none"
-    if "engine" in said:
-        settings |= _engine(*said["engine"])
-    if "asynchronous" in said:
-        settings["asynchronous"] = said["asynchronous"][0] == "enabled"
-    if "runner" in said:
-        settings["runner"] = said["runner"][0]
-    length, blocks = settings.get("prompt"), None
-    if "concurrency" in said:
-        length = _count(said["concurrency"][0])
-    elif said.get("capacity", ("", ""))[1]:
-        length = _count(said["capacity"][1])
-    if "override" in said:
-        blocks, settings["pool"] = map(_count, said["override"])
+    settings = _settings(said)
+    length = (said.get("concurrency") or said.get("capacity", ("", ""))[1:])[0]
     memory = settings.pop("kv_memory_bytes", None)
     if memory is None and "memory" in said:
         memory = float(said["memory"][0]) * _GIB
     return ServerLog(
         settings,
-        blocks=blocks,
+        blocks=_count(said["override"][0]) if "override" in said else None,
         memory=memory,
         tokens=_count(said["capacity"][0]) if "capacity" in said else None,
-        length=length,
+        length=_count(length) if length else settings.get("prompt"),
         times=float(said["concurrency"][1]) if "concurrency" in said else None,
     )
+
+
+def _settings(said: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    settings: dict[str, Any] = _arguments(said) if "arguments" in said else {}
+    settings |= {name: _count(said[name][0]) for name in _NUMBERS if name in said}
+    settings |= {name: said[name][0] for name in _WORDS if name in said}
+    if "mode" in said:
+        settings["prefix_caching"] = said["mode"][0] != "none"
+    if "asynchronous" in said:
+        settings["asynchronous"] = said["asynchronous"][0] == "enabled"
+    if "override" in said:
+        settings["pool"] = _count(said["override"][1])
+    return settings | (_engine(*said["engine"]) if "engine" in said else {})
 
 
 def _arguments(said: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _REPR = re.compile(r"[A-Za-z_][\w.]*\((.*)\)", re.DOTALL)
 
 
-class Unreadable(ValueError):
+class UnreadableError(ValueError):
     """Brackets or quotes that do not close, or a part that is no ``key: value``."""
 
 
@@ -25,10 +25,10 @@ def read_dictionary(text: str) -> dict[str, Any]:
     """The dictionary that `text` begins with; what follows its closing bracket is ignored.
 
     Raises:
-        Unreadable: it does not end, or is no dictionary.
+        UnreadableError: it does not end, or is no dictionary.
     """
     if not text.startswith("{"):
-        raise Unreadable("no dictionary")
+        raise UnreadableError("no dictionary")
     inner = text[1 : _end(text, 0) - 1]
     return dict(_pair(part, ":") for part in _parts(inner) if part)
 
@@ -42,7 +42,7 @@ def read_fields(text: str) -> dict[str, Any]:
     for part in _parts(text, cut=True):
         try:
             name, value = _pair(part, "=", quoted=False)
-        except Unreadable:
+        except UnreadableError:
             continue
         fields.setdefault(name, value)
     return fields
@@ -57,7 +57,7 @@ def read_value(text: str) -> Any:
     if text.startswith("{"):
         try:
             return read_dictionary(text)
-        except Unreadable:
+        except UnreadableError:
             return text
     return text
 
@@ -79,7 +79,7 @@ def _pair(part: str, separator: str, *, quoted: bool = True) -> tuple[str, Any]:
         name, found, rest = part.partition(separator)
         rest = found + rest
     if not name or not rest.startswith(separator):
-        raise Unreadable(part)
+        raise UnreadableError(part)
     return name.strip(), read_value(rest[1:])
 
 
@@ -93,7 +93,7 @@ def _parts(text: str, *, cut: bool = False) -> Iterator[str]:
             continue
         try:
             at = _end(text, at)
-        except Unreadable:
+        except UnreadableError:
             if cut:
                 return
             raise
@@ -105,7 +105,7 @@ def _end(text: str, at: int) -> int:
     """Where the string, the bracket or the character that begins at `at` ends."""
     if text[at] in "'\"":
         if (string := _STRING.match(text, at)) is None:
-            raise Unreadable("a string that does not end")
+            raise UnreadableError("a string that does not end")
         return string.end()
     if text[at] not in _CLOSING:
         return at + 1
@@ -113,7 +113,7 @@ def _end(text: str, at: int) -> int:
     at += 1
     while open_brackets:
         if at >= len(text):
-            raise Unreadable("a bracket that does not close")
+            raise UnreadableError("a bracket that does not close")
         if text[at] == open_brackets[-1]:
             open_brackets.pop()
             at += 1
