@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Child
-from tests.detection.conftest import Site
-from tests.detection.test_on_disk import LATENT, LIVE, NATIVE, own_path
+from tests.children import Child
+from tests.detection.sites import LATENT, LIVE, NATIVE, Site, own_path
 from vllm_mamba_retire.verification import LAGS, bound
 
 Run = Callable[..., tuple[int, Any]]

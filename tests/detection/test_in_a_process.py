@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Child
-from tests.detection.conftest import Site
-from tests.detection.test_on_disk import LATENT, LIVE, NATIVE, SERIES, apply
+from tests.children import Child
+from tests.detection.sites import LATENT, LIVE, NATIVE, SERIES, Site, apply
 
 MakeSite = Callable[..., Site]
 

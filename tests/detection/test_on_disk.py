@@ -5,22 +5,19 @@ from __future__ import annotations
 import compileall
 import json
 import shutil
-import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Child
-from tests.detection.conftest import Site
+from tests.children import Child
+from tests.detection.sites import LATENT, LIVE, NATIVE, SERIES, Site, apply, own_path
 from vllm_mamba_retire.target import MANAGER_FILE, read_target
 from vllm_mamba_retire.verdict import Reason, Verdict
 
 MakeSite = Callable[..., Site]
 Look = Callable[[Site], Verdict]
-LIVE, LATENT, NATIVE = "0.29.0", "0.25.1", "0.30.0"
-SERIES = Path(__file__).parents[2] / "patches" / f"v{LIVE}"
 _LOOK_AROUND = """
 import json
 from vllm_mamba_retire.settings import look_around
@@ -213,25 +210,7 @@ def test_a_develop_install_is_followed(site: MakeSite, child: Child, tmp_path: P
     assert here["package"] == str(tree.package)
 
 
-def apply(tree: Site, patch: str) -> None:
-    """With GNU patch, which refuses what does not fit to the line."""
-    data = tree.manager.read_bytes()
-    tree.manager.unlink()  # it may share its bytes with the release's own tree
-    tree.manager.write_bytes(data)
-    command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch", "-d", str(tree.folder)]
-    done = subprocess.run(command, input=patch, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert tree.manager.read_bytes() != data
-
-
 def look_around(child: Child, *path: str) -> dict[str, object]:
     done = child(_LOOK_AROUND, PYTHONPATH=":".join([*path, own_path()]))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def own_path() -> str:
-    """Where this package comes from, and nothing else of the session's path."""
-    import vllm_mamba_retire
-
-    return str(Path(vllm_mamba_retire.__file__).parents[1])

@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+Shell = Callable[..., "subprocess.CompletedProcess[str]"]  # runs command lines
 _FENCE = re.compile(
     r"(?P<notes>(?:^[ ]*<!--[^\n]*-->\n)*)"
     r"^(?P<indent>[ ]*)```(?P<kind>sh|bash|shell|console)\n(?P<text>.*?)^(?P=indent)```$",

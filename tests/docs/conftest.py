@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Shell = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.docs.blocks import Shell
 
 _COMMAND = """\
 #!/bin/sh

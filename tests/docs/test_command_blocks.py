@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docs.blocks import Block, blocks, fences
-from tests.docs.conftest import Shell
+from tests.docs.blocks import Block, Shell, blocks, fences
 
 ALL = list(blocks())
 RUN = [block for block in ALL if "not run" not in block.notes]

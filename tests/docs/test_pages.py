@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from tests.docs.blocks import ROOT
-from tests.docs.conftest import Shell
+from tests.docs.blocks import ROOT, Shell
 from vllm_mamba_retire.verdict import Reason
 
 DOCS = ROOT / "docs"

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from tests.package.conftest import ROOT, Distributions
+from tests.package.distributions import ROOT, Distributions
 from vllm_mamba_retire import __version__
 
 INFO = f"vllm_mamba_retire-{__version__}.dist-info"

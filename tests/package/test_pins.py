@@ -9,7 +9,7 @@ import pytest
 from tools.env.pins import PinsMoveError, added, resolve
 from tools.table.rows import releases
 
-from tests.package.conftest import Distributions
+from tests.package.distributions import Distributions
 
 LIVE = [row.version for row in releases() if row.status == "live"]
 

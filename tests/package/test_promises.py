@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.package.conftest import ROOT
+from tests.package.distributions import ROOT
 
 PACKAGE = ROOT / "shim" / "vllm_mamba_retire"
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "urllib3"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tools.table.watch import Outcome, judge
 
-from tests.package.conftest import ROOT
+from tests.package.distributions import ROOT
 from vllm_mamba_retire.releases import Matrix, Row, Status, load_matrix
 
 METHOD = "MambaManager._remove_blocks_in_range"

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import Child
+from tests.children import Child
 from vllm_mamba_retire.releases import Status
 
 LOOK = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import Child
+from tests.children import Child
 from vllm_mamba_retire.releases import Status
 
 pytestmark = pytest.mark.about(Status.LIVE)

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from vllm.v1.core import single_type_kv_cache_manager
 
 from vllm_mamba_retire import binding
 from vllm_mamba_retire.probe import build_manager
@@ -22,6 +21,8 @@ POOL = 8
 
 @pytest.fixture
 def module() -> ModuleType:
+    from vllm.v1.core import single_type_kv_cache_manager  # a plain pytest has no vLLM
+
     return single_type_kv_cache_manager
 
 

@@ -10,7 +10,7 @@ import pytest
 from vllm_mamba_retire.releases import Status
 
 if TYPE_CHECKING:
-    from tests.release.conftest import Child
+    from tests.children import Child
 
 _STATUS = """
 import sys

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Child
+from tests.children import Child
 
 HEAVY = "{'vllm', 'torch', 'wrapt', 'yaml', 'packaging', 'typer', 'rich', 'dataclasses', 'typing'}"
 

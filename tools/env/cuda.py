@@ -16,9 +16,14 @@ def cuda_devices() -> list[str]:
 
 
 def cuda_environment() -> Path:
-    """An interpreter with the CUDA build of the release that the CPU lane runs."""
-    from tools.env import provision
+    """An interpreter with the CUDA build of the release that the CPU lane runs.
 
-    own = map(str, provision.requirements_of(provision.own_package(), "vllm-mamba-retire"))
-    python = provision.find_python(provision.PREFERRED_PYTHON) or provision.THIS_PYTHON
-    return provision.environment("cuda", python, [f"vllm=={provision.ENGINE}", *own])
+    Raises:
+        Unavailable: this machine shows no CUDA device.
+    """
+    from tools.env import provision  # not where a run on the device imports this module
+
+    if not cuda_devices():
+        raise provision.Unavailable("no CUDA device is visible")
+    tools = [f"vllm=={provision.ENGINE}", *provision.group(own=True)]
+    return provision.environment("cuda", provision.preferred_python(), tools)

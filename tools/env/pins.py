@@ -55,7 +55,7 @@ def added(pinned: Sequence[str], wanted: Iterable[str]) -> list[str]:
     """What installing `wanted` adds to an environment of `pinned` distributions.
 
     Raises:
-        PinsMove: it cannot be installed with every pin held.
+        PinsMoveError: it cannot be installed with every pin held.
     """
     try:
         resolved = resolve([*pinned, *wanted])
@@ -68,7 +68,7 @@ def edge_environment(edge: str, python: str) -> Path:
     """An environment with the ``lowest`` or the ``newest`` dependencies this package allows."""
     pinned = resolve(_own({"charts"}), python, lowest=edge == "lowest")
     # Behind the tools, so that what these require does not raise a lowest version again.
-    return provision.environment(edge, _interpreter(python), [*provision.TEST_TOOLS], pinned)
+    return provision.environment(edge, _interpreter(python), provision.group("test"), pinned)
 
 
 def dependencies_environment() -> Path:

@@ -18,10 +18,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from packaging.requirements import Requirement
@@ -43,11 +45,34 @@ PREFERRED_PYTHON = "3.11"
 THIS_PYTHON = os.path.realpath(sys.executable)
 # Beside a CPU torch these fail to load, and transformers imports them when it finds them.
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchcodec"}
-TEST_TOOLS = ("pytest", "hypothesis", "jsonschema", "prometheus-client")
 
 
 class ProvisionError(Exception):
     """A step failed; the message names it and ends with what it printed."""
+
+
+class Unavailable(Exception):  # noqa: N818 (nothing went wrong)
+    """This machine lacks what a session needs; the message is the reason for skipping it."""
+
+
+def group(*names: str, own: bool = False) -> list[str]:
+    """Requirements of dependency groups of pyproject.toml; `own` adds this package's run-time ones.
+
+    pyproject.toml is the one list of tools; ``pip install --group`` reads the same.
+    """
+    import dependency_groups
+
+    groups = _toml()["dependency-groups"]
+    package = requirements_of(own_package(), "vllm-mamba-retire") if own else []
+    return [*dependency_groups.resolve(groups, *names), *map(str, package)]
+
+
+def _toml() -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def shared_environment() -> Path:
@@ -56,23 +81,31 @@ def shared_environment() -> Path:
     wanted = [str(line) for line in vllm if line.name not in TORCH_FAMILY]
     extras = {"charts", "ray"}
     own = [str(line) for line in requirements_of(own_package(), "vllm-mamba-retire", extras)]
-    python = find_python(PREFERRED_PYTHON) or THIS_PYTHON
     return environment(
         "shared",
-        python,
+        preferred_python(),
         [TORCH],  # first and alone: no other package may choose its build
-        [TORCH, *wanted, *own, *TEST_TOOLS],
+        [TORCH, *wanted, *own, *group("test")],
         ["--no-deps", *table.extra_imports()],  # imported as they are, without what they ask for
     )
 
 
-def unit_environment(version: str) -> Path | None:
-    """A small environment without vLLM, or None where this Python is not installed."""
+def unit_environment(version: str) -> Path:
+    """A small environment without vLLM.
+
+    Raises:
+        Unavailable: this Python is not installed.
+    """
     python = find_python(version)
     if python is None:
-        return None
+        raise Unavailable(f"no Python {version} on this machine")
     own = requirements_of(own_package(), "vllm-mamba-retire", {"charts"})
-    return environment(f"unit-{version}", python, [*map(str, own), *TEST_TOOLS])
+    return environment(f"unit-{version}", python, [*map(str, own), *group("test")])
+
+
+def table_environment() -> Path:
+    """What queries the registry and edits compat_matrix.yaml."""
+    return environment("matrix", preferred_python(), group("table", own=True))
 
 
 def environment(name: str, python: str, *installs: Sequence[str]) -> Path:
@@ -85,12 +118,19 @@ def environment(name: str, python: str, *installs: Sequence[str]) -> Path:
         if stamp.exists() and stamp.read_text() == wanted:
             return interpreter
         stamp.unlink(missing_ok=True)
-        print(f"making environment {name} in {home}", flush=True)
+        _tell(f"making environment {name} in {home}")
         _run(f"environment {name}", sys.executable, "-m", "virtualenv", "-p", python, str(home))
-        for line in installs:
+        for number, line in enumerate(installs, 1):
+            packages = [word for word in line if not word.startswith("-")]
+            _tell(f"  {number} of {len(installs)}: installing {_shortly(packages)}")
             _pip(f"installing into environment {name}", "install", *line, python=str(interpreter))
         stamp.write_text(wanted)
     return interpreter
+
+
+def releases(*versions: str) -> list[Path]:
+    """The folders of several releases, see `release`."""
+    return [release(version) for version in versions]
 
 
 def release(version: str) -> Path:
@@ -151,6 +191,11 @@ def requirements_of(folder: Path, name: str, extras: Iterable[str] = ()) -> list
     return plain + chosen
 
 
+def preferred_python() -> str:
+    """The interpreter for everything that runs beside torch."""
+    return find_python(PREFERRED_PYTHON) or THIS_PYTHON
+
+
 def find_python(version: str) -> str | None:
     """An interpreter of this version (``3.11``) that really starts, or None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -177,13 +222,22 @@ def _unpacked(
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
-            print(f"fetching {name} {version}", flush=True)
+            _tell(f"fetching {name} {version} (up to 400 MB)")
             _download(f"{name}=={version}", Path(making))
             (path,) = Path(making).glob("*.whl")
             with zipfile.ZipFile(path) as wheel:
                 unpack(wheel, Path(making) / "tree")
             (Path(making) / "tree").rename(folder)
     return folder
+
+
+def _tell(step: str) -> None:
+    """Say what takes so long, and since when."""
+    print(f"{time.strftime('%H:%M:%S')} {step}", flush=True)
+
+
+def _shortly(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _download(requirement: str, folder: Path) -> None:

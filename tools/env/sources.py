@@ -33,6 +33,11 @@ _TORCH = {
 }
 
 
+def source_trees(*versions: str) -> list[Path]:
+    """The folders of several releases, see `source_tree`."""
+    return [source_tree(version) for version in versions]
+
+
 def source_tree(version: str) -> Path:
     """A folder with `vllm/`, `tests/` and the pins of a release, as its source archive has them.
 
@@ -44,7 +49,7 @@ def source_tree(version: str) -> Path:
             return folder
         SOURCES.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=SOURCES, prefix=".making-") as making:
-            print(f"fetching the sources of vllm {version}", flush=True)
+            provision._tell(f"fetching the sources of vllm {version} (up to 50 MB)")
             archive = _download(version, Path(making))
             with tarfile.open(archive) as opened:
                 top = f"vllm-{version}/"

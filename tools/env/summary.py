@@ -1,46 +1,92 @@
-"""What a whole run did: totals over its pytest runs, and what was left out and why."""
+"""What a whole run did, printed at its end: times, totals, what was skipped and why."""
 
 from __future__ import annotations
 
+import os
+import re
+import time
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from tools.env.provision import CACHE
+
+_known: list[str] = []
 _skipped: list[tuple[str, str]] = []
-_results: list[Path] = []
+_seconds: dict[str, tuple[float, float]] = {}  # by the clock, and of all processors
+_results: dict[str, Path] = {}
 
 
-def skipped(session: str, reason: str) -> None:
-    """Remember a session that did not run."""
-    _skipped.append((session, reason))
+def know(session: str) -> None:
+    """Remember a session that could be run."""
+    _known.append(session)
 
 
-def expect(results: Path) -> None:
-    """Remember a JUnit file that a pytest run is about to write."""
+def skipped(run: str, reason: str) -> None:
+    """Remember a run, ``unit 3.14``, that was left out."""
+    _skipped.append((run, reason))
+
+
+@contextmanager
+def timed(run: str) -> Iterator[None]:
+    """Remember how long a run took, whatever came of it."""
+    clock, work = time.monotonic(), _work()
+    try:
+        yield
+    finally:
+        _seconds[run] = time.monotonic() - clock, _work() - work
+
+
+def expect(run: str) -> Path:
+    """The JUnit file that pytest is to write in a run."""
+    results = CACHE / "results" / f"{re.sub(r'[^a-z0-9.]+', '-', run)}.xml"
     results.unlink(missing_ok=True)
-    _results.append(results)
+    _results[run] = results
+    return results
 
 
 def close() -> None:
-    """Print the report; prints nothing for a run without tests."""
-    suites = [suite for path in _results if path.exists() for suite in _suites(path)]
-    for what, reason in (*_skipped, *_left_out(suites)):
-        print(f"skipped {what}: {reason}")
-    if not suites:
+    """Print the report; prints nothing where no session ran."""
+    if not _seconds:
         return
-    tests, bad, left_out = (
-        sum(int(suite.get(name, 0)) for suite in suites for name in names)
-        for names in (("tests",), ("failures", "errors"), ("skipped",))
-    )
-    print(f"{tests - bad - left_out} passed, {bad} failed, {left_out} skipped", flush=True)
+    total: Counter[str] = Counter()
+    for run, (clock, work) in _seconds.items():
+        path = _results.get(run)
+        suites = ET.parse(path).getroot().findall("testsuite") if path and path.exists() else []
+        counts = sum((_counts(suite) for suite in suites), Counter[str]())
+        total += counts
+        _skipped.extend(found for suite in suites for found in _left_out(suite))
+        passed = _words(counts) if suites else ""
+        print(f"{run:24} {clock:5.0f} s ({work:4.0f} s of processors)  {passed}".rstrip())
+    for what, reason in _skipped:
+        print(f"skipped {what}: {reason}")
+    ran = {run.partition(" ")[0] for run in _seconds}
+    if left := [session for session in _known if session not in ran]:
+        print(f"not asked for: {', '.join(left)} (nox -s NAME, or nox -t full)")
+    print(f"{_words(total)} in {sum(clock for clock, _ in _seconds.values()):.0f} s", flush=True)
 
 
-def _left_out(suites: list[ET.Element]) -> Iterator[tuple[str, str]]:
-    for suite in suites:
-        for case in suite.iter("testcase"):
-            if (why := case.find("skipped")) is not None:
-                yield f"{case.get('classname')}::{case.get('name')}", why.get("message", "")
+def _work() -> float:
+    """Seconds of processor time that the child processes have taken so far."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
-def _suites(path: Path) -> list[ET.Element]:
-    return ET.parse(path).getroot().findall("testsuite")
+def _counts(suite: ET.Element) -> Counter[str]:
+    number = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    bad = number["failures"] + number["errors"]
+    passed = number["tests"] - bad - number["skipped"]
+    return Counter(passed=passed, failed=bad, skipped=number["skipped"])
+
+
+def _words(counts: Counter[str]) -> str:
+    failed, passed = counts["failed"], counts["passed"]
+    return f"{passed} passed, {failed} failed, {counts['skipped']} skipped"
+
+
+def _left_out(suite: ET.Element) -> Iterator[tuple[str, str]]:
+    for case in suite.iter("testcase"):
+        if (why := case.find("skipped")) is not None:
+            yield f"{case.get('classname')}::{case.get('name')}", why.get("message", "")

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tools.env import provision
 
-TOOLS = ("pip", *provision.TEST_TOOLS)
-
 
 def wheelhouse(python: str) -> Path:
     """The wheels for one version of Python (``3.12``) on this machine's architecture.
@@ -19,8 +17,7 @@ def wheelhouse(python: str) -> Path:
     This package's own is built anew each time; the others are fetched once.
     """
     folder = provision.CACHE / "wheelhouses" / python
-    own = provision.requirements_of(provision.own_package(), "vllm-mamba-retire")
-    wanted = [*map(str, own), *TOOLS]
+    wanted = ["pip", *provision.group("test", own=True)]
     stamp = folder / "wanted.txt"
     with provision._lock(f"wheelhouse-{python}"):
         if not stamp.exists() or stamp.read_text() != "\n".join(wanted):

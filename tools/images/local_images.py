@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.env import provision
+from tools.env import provision, wheelhouse
 
 STORE = provision.CACHE / "containers"
 SUITE = "bookworm"  # its Python is `provision.PREFERRED_PYTHON`
@@ -52,19 +52,29 @@ class Local:
     mount: str
 
 
-def missing() -> str:
-    """Why no images can be made here; empty where they can."""
-    if os.geteuid() != 0:
-        return "images are made as root"
-    absent = [name for name in _NEEDED if shutil.which(name) is None]
-    return f"not installed: {', '.join(absent)}" if absent else ""
+def for_tests() -> dict[str, str]:
+    """Environment variables that tell tests/images which images there are."""
+    local = make((provision.ENGINE, provision.NATIVE))
+    return {
+        "MAMBA_RETIRE_TEST_LIVE_IMAGE": local.images[provision.ENGINE],
+        "MAMBA_RETIRE_TEST_NATIVE_IMAGE": local.images[provision.NATIVE],
+        "MAMBA_RETIRE_TEST_MOUNT": local.mount,
+        "MAMBA_RETIRE_TEST_WHEELS": str(wheelhouse.wheelhouse(provision.PREFERRED_PYTHON)),
+    }
 
 
 def make(versions: tuple[str, ...]) -> Local:
     """An image for each release, made where it is not there yet.
 
     From here on podman uses our store and limits, in this process and its children.
+
+    Raises:
+        Unavailable: this machine cannot make images.
     """
+    if os.geteuid() != 0:
+        raise provision.Unavailable("images are made as root")
+    if absent := [name for name in _NEEDED if shutil.which(name) is None]:
+        raise provision.Unavailable(f"not installed: {', '.join(absent)}")
     STORE.mkdir(parents=True, exist_ok=True)
     files = {"CONTAINERS_CONF": _CONTAINERS, "CONTAINERS_STORAGE_CONF": _STORAGE}
     for name, text in files.items():

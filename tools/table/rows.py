@@ -34,15 +34,14 @@ def releases() -> list[Release]:
     ]
 
 
+def versions(*statuses: str) -> list[str]:
+    """Versions of the releases with one of these statuses; of all, where none is named."""
+    return [row.version for row in releases() if not statuses or row.status in statuses]
+
+
 def edges() -> list[str]:
     """What a plain run tests: oldest and newest live release, first and newest with the fix."""
-    rows = releases()
-    return [
-        versions[end]
-        for status in ("live", "native")
-        for versions in [[row.version for row in rows if row.status == status]]
-        for end in (0, -1)
-    ]
+    return [versions(status)[end] for status in ("live", "native") for end in (0, -1)]
 
 
 def extra_imports() -> list[str]:
