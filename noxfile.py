@@ -85,7 +85,7 @@ def scheduler(run: Run) -> None:
     run.pytest("tests/scheduler", vllm=provision.release(run.version))
 
 
-@lane([*LIVE, NATIVE], [ENGINE], default=True)
+@lane([*LIVE, NATIVE, FIXED[-1]], [ENGINE], default=True)
 def steps(run: Run) -> None:
     """Upstream's end-to-end step table, out of the source archives, through the scheduler."""
     sources.source_trees(run.version, NATIVE)

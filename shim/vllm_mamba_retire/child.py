@@ -135,6 +135,11 @@ def answer(function: Callable[[Any, Callable[[Any], None]], Any]) -> NoReturn:
     os._exit(status)
 
 
+def describe(error: Exception) -> str:
+    """Type and message of an exception, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
+
+
 def _unsupported(error: Exception) -> str:
     """One sentence: the release, what of it is missing or failed and where, the newest known one.
 
@@ -146,18 +151,14 @@ def _unsupported(error: Exception) -> str:
 
     target = find_target()
     if target is None:
-        return f"No vLLM is installed for {sys.executable}: {_text(error)}."
+        return f"No vLLM is installed for {sys.executable}: {describe(error)}."
     version = target.version or "of an unknown version"
     newest = load_matrix().releases[-1].version
     return (
-        f"This command cannot run on vLLM {version}: {_text(error)} ({_place(error)}). The newest "
-        f"release known to work is {newest}. vLLM itself is unchanged; update vllm-mamba-retire, "
-        "or report this."
+        f"This command cannot run on vLLM {version}: {describe(error)} ({_place(error)}). "
+        f"The newest release known to work is {newest}. "
+        "vLLM itself is unchanged; update vllm-mamba-retire, or report this."
     )
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
 
 
 def _place(error: Exception) -> str:

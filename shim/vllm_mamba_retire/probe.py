@@ -23,10 +23,14 @@ _REQUEST = "mamba-retire-probe"
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What the class did, and the first deviation from the expected."""
+    """What the class did, and the first deviation from the expected.
+
+    `error` is an exception out of the probed code: the release may lack what the probe uses.
+    """
 
     outcome: Outcome
     detail: str
+    error: Exception | None = None
 
     @property
     def retires_across_gap(self) -> bool:
@@ -48,7 +52,7 @@ def probe(module: ModuleType, manager_class: type | None = None) -> ProbeResult:
         manager = build_manager(module, _BLOCK, _POOL, manager_class)
         return _test_gap(manager)
     except Exception as error:
-        return ProbeResult(Outcome.WRONG, f"{type(error).__name__}: {error}")
+        return ProbeResult(Outcome.WRONG, f"{type(error).__name__}: {error}", error)
 
 
 def _test_gap(manager: Any) -> ProbeResult:

@@ -1,55 +1,55 @@
 """Proves on the installed vLLM what the verdict says: probe and replays, stock and patched.
 
-Each side runs in a child process, since a process is either patched or not. This side imports no
-vLLM; the child's side is `main`.
+Each side runs in a child process, since a process is either patched or not: ``python -m`` this.
+The parent imports no vLLM.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
+from .child import ChildError, answer, ask, describe
 from .evidence import Outcome
+from .names import MANAGER_MODULE, MODE_VARIABLE
 from .verdict import Reason, Verdict, decide
 
 # A geometry in which every chunk spans two blocks; lengths in tokens.
 BLOCK, SPEC, BUDGET, PROMPT = 3584, 5, 8192, 480_031
 LAGS = (0, 1, 2)  # chunks scheduled but not yet settled
-_LINES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Observation:
     """What one child process saw.
 
     Attributes:
         verdict: what was decided there.
         vllm: version of the vLLM.
         package: folder of the vLLM.
-        outcome: what the probe saw; None where it was not asked.
-        peaks: peak live states of one Mamba group, by `LAGS`; None where that did not run.
-        problem: why something did not run.
+        outcome: what the probe saw; None where it did not run.
+        peaks: peak live states of one Mamba group, by `LAGS`; empty where nothing ran.
+        problem: why nothing could be run.
     """
 
     verdict: Verdict
     vllm: str | None = None
     package: str | None = None
     outcome: Outcome | None = None
-    peaks: tuple[int | None, ...] = ()
+    peaks: tuple[int, ...] = ()
     problem: str | None = None
 
     @property
     def bounded(self) -> bool:
         """Whether no replay held more states than speculation and lag explain."""
         return len(self.peaks) == len(LAGS) and all(
-            peak is not None and peak <= bound(lag)
-            for lag, peak in zip(LAGS, self.peaks, strict=True)
+            peak <= bound(lag) for lag, peak in zip(LAGS, self.peaks, strict=True)
         )
 
     @property
@@ -67,8 +67,8 @@ class Side:
 class Verification:
     """Both sides, and what they add up to."""
 
-    stock: Side
-    patched: Side
+    stock: Observation
+    patched: Observation
 
     @property
     def proven(self) -> bool:
@@ -84,12 +84,18 @@ class Verification:
         return reason is Reason.ABSENT
 
     @property
+    def problem(self) -> str | None:
+        """Why there was nothing to prove it on."""
+        if self.patched.verdict.reason is Reason.NO_TARGET:
+            return self.patched.verdict.sentence
+        return self.patched.problem or self.stock.problem
+
+    @property
     def sentence(self) -> str:
         """What was proven, or what is wrong."""
         reason = self.patched.verdict.reason
         if not self.proven:
-            problem = self.patched.problem or self.stock.problem
-            return f"not proven: {problem or self.patched.verdict.sentence}"
+            return f"not proven: {self.problem or self.patched.verdict.sentence}"
         return {
             Reason.PATCHED: "stock keeps states before a null gap, patched retires them.",
             Reason.NATIVE: "this vLLM retires across null gaps by itself.",
@@ -110,90 +116,55 @@ def verify() -> Verification:
     return Verification(stock=look("off"), patched=look("auto"))
 
 
-def look(mode: str) -> Side:
+def look(mode: str) -> Observation:
     """Run one side in a child process with this ``MAMBA_RETIRE``.
 
     The verdict of the side that is off is the one that would have been.
     """
-    environment = os.environ | {"MAMBA_RETIRE": mode, "VLLM_LOGGING_LEVEL": "ERROR"}
-    child = subprocess.run(
-        [sys.executable, "-m", __name__],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    for line in reversed(child.stdout.splitlines()):
-        if line.startswith("{"):
-            return _side(json.loads(line))
-    tail = "\n".join(child.stderr.splitlines()[-_LINES_SHOWN:])
-    sentence = f"the child process ended with status {child.returncode} and no answer:\n{tail}"
-    return Side(Verdict(Reason.FAILED, sentence), problem=sentence)
+    try:
+        data = ask(__name__, environment={MODE_VARIABLE: mode})
+    except ChildError as error:
+        return Observation(Verdict(Reason.FAILED, str(error)), problem=str(error))
+    return msgspec.convert(data, Observation)
 
 
-def _side(data: dict[str, Any]) -> Side:
-    return Side(
-        **data
-        | {
-            "verdict": Verdict(Reason(data["verdict"]["reason"]), data["verdict"]["sentence"]),
-            "outcome": Outcome(data["outcome"]) if data["outcome"] else None,
-            "peaks": tuple(data["peaks"]),
-        }
-    )
-
-
-def main() -> None:
-    """The child's side: one JSON line on stdout."""
-    print(json.dumps(asdict(_answer())))
-    sys.stdout.flush()
-    # Interpreter shutdown runs vLLM's exit handlers, seconds of work for nothing.
-    os._exit(0)
-
-
-def _answer() -> Side:
+def _observe(_payload: Any, _report: Callable[[Any], None]) -> Any:
+    """The child's side."""
     from .evidence import collect_evidence
-    from .names import MANAGER_MODULE
     from .releases import load_matrix
     from .target import find_target
 
     target = find_target()
-    side = Side(
+    seen = Observation(
         decide(collect_evidence(target, load_matrix())),
         vllm=target.version if target else None,
         package=str(target.package) if target else None,
     )
-    if side.verdict.reason in (Reason.ABSENT, Reason.NO_TARGET):
-        return side
-    try:
-        importlib.import_module(MANAGER_MODULE)
-    except Exception as error:
-        return replace(side, problem=f"{MANAGER_MODULE} cannot be imported ({_text(error)})")
-    return _ask(side)
+    if seen.verdict.reason not in (Reason.ABSENT, Reason.NO_TARGET):
+        try:
+            importlib.import_module(MANAGER_MODULE)
+        except Exception as error:
+            problem = f"{MANAGER_MODULE} cannot be imported ({describe(error)})"
+            seen = replace(seen, problem=problem)
+        else:
+            seen = _run(seen)
+    return msgspec.to_builtins(seen)
 
 
-def _ask(side: Side) -> Side:
+def _run(seen: Observation) -> Observation:
     from . import activate
-    from .names import MANAGER_MODULE
     from .probe import probe
-
-    if os.environ["MAMBA_RETIRE"] != "off" and (verdict := activate()) is not None:
-        side = replace(side, verdict=verdict)
-    result = probe(sys.modules[MANAGER_MODULE])
-    try:
-        return replace(side, outcome=result.outcome, peaks=tuple(_peaks()))
-    except Exception as error:
-        return replace(side, outcome=result.outcome, problem=f"no replay ({_text(error)})")
-
-
-def _peaks() -> Iterator[int]:
     from .replay.manager import peak_states
 
-    return (peak_states(BLOCK, SPEC, BUDGET, PROMPT, lag) for lag in LAGS)
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    # Importing the manager has patched it already, where that is right; off gives None.
+    if os.environ[MODE_VARIABLE] != "off" and (verdict := activate()) is not None:
+        seen = replace(seen, verdict=verdict)
+    result = probe(sys.modules[MANAGER_MODULE])
+    if result.error is not None:
+        raise result.error
+    peaks = tuple(peak_states(BLOCK, SPEC, BUDGET, PROMPT, lag) for lag in LAGS)
+    return replace(seen, outcome=result.outcome, peaks=peaks)
 
 
 if __name__ == "__main__":
-    main()
+    answer(_observe)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tools.engine.demo import CASES, REQUEST, TIGHT, Case, judge
-from tools.engine.harness import Answer, EngineRun, Step
+from tools.engine.harness import Answer, EngineRun, EngineStep
 
 STOCK, PATCHED, STOCK_TIGHT = Case(1, None, False), Case(1, None, True), Case(1, TIGHT, False)
 
@@ -21,7 +21,7 @@ def a_run(case: Case) -> EngineRun:
         cache_mode="align",
         block=1152,
         groups=3,
-        steps=[Step(2304, 0.1, 50, {REQUEST: [list(range(held))] * 3}, rolled_back)],
+        steps=[EngineStep(2304, 0.1, 50, {REQUEST: [list(range(held))] * 3}, rolled_back)],
         answers={REQUEST: Answer([1, 2, 3])},
         pool=79,
         free_after=79,
@@ -47,7 +47,7 @@ def test_all_well_is_no_problem(runs: dict[Case, EngineRun]) -> None:
         (PATCHED, {"watermarks_after": 1}, "left when everything has ended"),
         (PATCHED, {"verdict": "drifted"}, "the package did not patch"),
         (PATCHED, {"steps": a_run(STOCK).steps}, "18 states, more than 3"),
-        (PATCHED, {"steps": [Step(9, 0.1, 5, {}, 1)]}, "rolled back 1 times"),
+        (PATCHED, {"steps": [EngineStep(9, 0.1, 5, {}, 1)]}, "rolled back 1 times"),
         (STOCK, {"verdict": "patched"}, "this is not stock vLLM"),
         (STOCK, {"steps": a_run(PATCHED).steps}, "does not show the defect"),
         (STOCK_TIGHT, {"steps": a_run(STOCK).steps}, "so the pool is not tight"),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tools.engine.harness import Action, EngineRun, Workload
+from tools.engine.harness import Action, Workload
 
+from tests.engine.workloads import LONG, LONG_TIGHT, OUTPUT, PROMPT, Measure
 from vllm_mamba_retire.releases import Status
 
-Measure = Callable[[Workload], EngineRun]
-
-PROMPT, OUTPUT = 40_000, 8  # tokens; the budget holds two blocks, so every chunk leaves a gap
-LONG = Workload((Action("add", "long", prompt=((0, PROMPT),), output=OUTPUT),))
-TIGHT = replace(LONG, pool=80)
-ROOMY_STEPS = 25
+AMPLE_STEPS = 25
 STOCK_STATES = 18  # one per chunk, with any lag
 # Mamba2 beside attention in every layer; here a chunk holds two blocks of 640 tokens.
 FALCON = Workload(
@@ -58,7 +53,7 @@ def test_answer_depends_on_the_first_token(patched: Measure) -> None:
 def test_stock_is_rolled_back_in_a_tight_pool(stock: Measure) -> None:
     """0.29.0 keeps no checkpoints of a prompt by default: what is rolled back is computed again.
     Before, a prefix hit on the request's own states takes it back to where it was."""
-    run = stock(TIGHT)
+    run = stock(LONG_TIGHT)
     if run.vllm == "0.29.0":
         assert (run.preemptions, run.scheduled, len(run.steps)) == (2, 74_567, 40)
     else:
@@ -66,9 +61,9 @@ def test_stock_is_rolled_back_in_a_tight_pool(stock: Measure) -> None:
 
 
 def test_tight_pool_costs_nothing(patched: Measure, stock: Measure) -> None:
-    run = patched(TIGHT)
+    run = patched(LONG_TIGHT)
     assert run.preemptions == 0
-    assert (run.scheduled, len(run.steps)) == (PROMPT + OUTPUT - 1, ROOMY_STEPS)
+    assert (run.scheduled, len(run.steps)) == (PROMPT + OUTPUT - 1, AMPLE_STEPS)
     assert run.answers["long"].tokens == stock(LONG).answers["long"].tokens
     assert run.nothing_left
 

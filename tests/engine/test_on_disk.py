@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_long_prefill import LONG, OUTPUT, TIGHT, Measure
 from tools.engine.harness import EngineRun, Workload, run
 
+from tests.engine.workloads import LONG, LONG_TIGHT, OUTPUT, Measure
 from vllm_mamba_retire.releases import Status
+from vllm_mamba_retire.replay.sides import STOCK
 from vllm_mamba_retire.target import MANAGER_FILE
 
 pytestmark = pytest.mark.about(Status.LIVE)
@@ -39,7 +40,7 @@ def on_disk(release: str, trees: Path, tmp_path_factory: pytest.TempPathFactory)
         env=os.environ | {"PYTHONPATH": path},
         check=True,
     )
-    return lambda workload: run(workload, patched=False, path=path)
+    return lambda workload: run(workload, side=STOCK, path=[site])
 
 
 def seen(measured: EngineRun) -> list[tuple[object, ...]]:
@@ -47,7 +48,7 @@ def seen(measured: EngineRun) -> list[tuple[object, ...]]:
     return [(s.tokens, s.used, s.states, s.preempted) for s in measured.steps]
 
 
-@pytest.mark.parametrize("workload", [LONG, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize("workload", [LONG, LONG_TIGHT], ids=["ample", "tight"])
 def test_each_step_is_that_of_the_run_time_patch(
     workload: Workload, on_disk: Measure, patched: Measure, stock: Measure
 ) -> None:

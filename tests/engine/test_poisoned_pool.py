@@ -6,42 +6,33 @@ force; on the poisoned pool their answers are not the right ones.
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_traffic import BUSY, FINISHED, TIGHT
-from tools.engine.harness import EngineRun, Workload
-from tools.engine.poison import run
+from tools.engine.harness import Workload
+from tools.engine.poison import TRUSTED, run
 from tools.proof.wrong_fixes import WRONG_FIXES
 
 import vllm_mamba_retire
+from tests.engine.workloads import BUSY, BUSY_TIGHT, FINISHED, Measure
 from vllm_mamba_retire.releases import Status
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = Path(vllm_mamba_retire.__file__).parent
 
 
-def path(release: str, trees: Path, package: Path = PACKAGE) -> str:
-    return os.pathsep.join(map(str, (package.parent, trees / release, ROOT)))
-
-
 @pytest.mark.about(Status.LIVE)
-@pytest.mark.parametrize("pool", [None, TIGHT], ids=["roomy", "tight"])
-def test_answers_are_those_of_a_pool_that_reuses_nothing(
-    pool: int | None, release: str, trees: Path, stock: Callable[[Workload], EngineRun]
-) -> None:
-    roomy = stock(BUSY)
-    poisoned = run(replace(BUSY, pool=pool), path=path(release, trees))
+@pytest.mark.parametrize("work", [BUSY, BUSY_TIGHT], ids=["ample", "tight"])
+def test_answers_are_those_of_a_pool_that_reuses_nothing(work: Workload, stock: Measure) -> None:
+    expected = stock(BUSY)
+    poisoned = run(work)
     assert poisoned.overwritten > 20
     assert poisoned.run.verdict == "patched"
     assert poisoned.run.freed_beyond_stock > 0
     assert poisoned.run.nothing_left
     for name in FINISHED:
-        assert poisoned.run.answers[name].tokens == roomy.answers[name].tokens
+        assert poisoned.run.answers[name].tokens == expected.answers[name].tokens
 
 
 @pytest.mark.about(Status.LIVE)
@@ -49,12 +40,7 @@ def test_answers_are_those_of_a_pool_that_reuses_nothing(
     ("lag", "name"), [(0, "frees one block too many"), (1, "frees two too many")], ids=["0", "1"]
 )
 def test_a_state_still_to_be_read_is_noticed(
-    lag: int,
-    name: str,
-    release: str,
-    trees: Path,
-    tmp_path: Path,
-    stock: Callable[[Workload], EngineRun],
+    lag: int, name: str, tmp_path: Path, stock: Measure
 ) -> None:
     """A CPU has done the step in flight when the next is scheduled: with lag 1, one block too many
     is the state that this step has read already, and only two reach the one still to be read."""
@@ -64,6 +50,6 @@ def test_a_state_still_to_be_read_is_noticed(
     module = mutant / f"{too_many.module}.py"
     module.write_text(too_many.of(module.read_text()))
     work = replace(BUSY, lag=lag)
-    wrong = run(work, path=path(release, trees, mutant), trusted=True).run.answers
+    wrong = run(work, side=TRUSTED, path=[tmp_path]).run.answers
     right = stock(work).answers
     assert any(wrong[each].tokens != right[each].tokens for each in FINISHED)

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tools.engine.harness import Action, EngineRun, Workload
+from tools.engine.harness import Action, Workload
 
+from tests.engine.workloads import BUSY, BUSY_TIGHT, FINISHED, Measure
 from vllm_mamba_retire.releases import Status
-
-Measure = Callable[[Workload], EngineRun]
-
-SHARED = (7, 9_216)  # eight blocks
-BUSY = Workload(
-    (
-        Action("add", "first", at=0, prompt=(SHARED, (1, 3_000))),
-        Action("add", "leaves", at=1, prompt=((2, 15_000),)),
-        Action("add", "second", at=2, prompt=((3, 12_000),), output=24),
-        Action("abort", "leaves", at=8),
-        Action("add", "late", at=9, prompt=(SHARED, (4, 2_500)), output=16),
-        Action("add", "short", at=10, prompt=((5, 700),)),
-    ),
-    max_tokens=20_000,  # vLLM refuses a pool that could not hold the longest request
-)
-FINISHED = ("first", "second", "late", "short")
-TIGHT = 32  # blocks: none of the prompts alone fills it, two at a time do
 
 
 @pytest.mark.about(Status.LIVE)
@@ -46,7 +29,7 @@ def test_busy_engine_holds_the_tables_of_the_native_fix(patched: Measure, native
 
 
 def test_preempted_requests_resume(stock: Measure, patched: Measure) -> None:
-    run = patched(replace(BUSY, pool=TIGHT))
+    run = patched(BUSY_TIGHT)
     assert run.preemptions > 0
     assert run.peak <= 3
     for name in FINISHED:

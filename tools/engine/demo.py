@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tools.engine.harness import Action, EngineError, EngineRun, Workload, run
+from tools.engine.harness import Action, EngineRun, Workload, run
+from vllm_mamba_retire.child import ChildError
+from vllm_mamba_retire.replay.sides import FIXED, STOCK
 
 PROMPT = 40_000  # tokens
 OUTPUT = 8  # tokens
@@ -71,7 +73,7 @@ def main() -> int:
     console = Console()
     try:
         runs = measure(console)
-    except EngineError as error:
+    except ChildError as error:
         console.print(str(error), style="red", markup=False)
         return 1
     console.print(table(runs))
@@ -107,7 +109,7 @@ def measure(console: Console) -> dict[Case, EngineRun]:
                 note = f"{done:,} tokens scheduled"
                 progress.update(bar, completed=done, note=note)  # type: ignore[arg-type]
 
-            runs[case] = run(work, patched=case.patched, on_step=advance)
+            runs[case] = run(work, side=FIXED if case.patched else STOCK, on_step=advance)
             progress.update(bar, completed=PROMPT + OUTPUT)
     return runs
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tools.engine.harness import Action, EngineRun, Workload, run
 from tools.env.cuda import cuda_devices
+from vllm_mamba_retire.replay.sides import SIDES
 
 PROMPT = 40_000  # tokens
 LAG = 1  # what async scheduling has on CUDA
@@ -73,7 +74,7 @@ def main() -> int:
     options = parser.parse_args()
     action = Action("add", REQUEST, prompt=((7, PROMPT),))
     workload = Workload((action,), lag=LAG, options=(("gpu_memory_utilization", 0.5),))
-    stock, patched = (Figures.of(run(workload, patched=wish)) for wish in (False, True))
+    stock, patched = (Figures.of(run(workload, side=side)) for side in SIDES)
     for name, seen in (("stock", stock), ("patched", patched)):
         print(
             f"{name}: first token after {seen.first_token:.2f} s, {seen.peak} states, "

@@ -1,29 +1,23 @@
-"""Runs a workload through a real vLLM engine in a process of its own and says what it held.
+"""Runs a workload through a real vLLM engine in a process of its own and reads what it held.
 
-This side describes the work and reads the answer; it imports no vLLM. The other side is
-`worker`, which gets a `Workload` as JSON on stdin and answers with JSON lines on stdout.
-A process per run, because vLLM and the patch are decided once per process.
+Describes the work and the answer; imports no vLLM. The engine's side is `worker`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
+from vllm_mamba_retire.child import ChildError, ask
+from vllm_mamba_retire.replay.sides import FIXED, Side
+
 MODELS = Path(__file__).with_name("models")
-_LINES_SHOWN = 30
-
-
-class EngineError(Exception):
-    """The engine process failed; the message ends with what it printed last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +63,9 @@ class Workload:
     max_tokens: int = 65_536
     options: tuple[tuple[str, Any], ...] = ()
 
-    @classmethod
-    def from_json(cls, text: str) -> Workload:
-        """The inverse of `to_json`."""
-        data = json.loads(text)
-        actions = (
-            Action(**(action | {"prompt": tuple(map(tuple, action["prompt"]))}))
-            for action in data.pop("actions")
-        )
-        options = tuple(map(tuple, data.pop("options")))
-        return cls(actions=tuple(actions), options=options, **data)
-
-    def to_json(self) -> str:
-        """As one line of JSON."""
-        return json.dumps(asdict(self))
-
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EngineStep:
     """The scheduler's state right after one step was scheduled.
 
     Attributes:
@@ -156,19 +135,12 @@ class EngineRun:
     cache_mode: str
     block: int
     groups: int
-    steps: list[Step]
+    steps: list[EngineStep]
     answers: dict[str, Answer]
     pool: int
     free_after: int
     referenced_after: int
     watermarks_after: int
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> EngineRun:
-        """From decoded JSON, as `dataclasses.asdict` gives it."""
-        steps = [Step(**step) for step in data.pop("steps")]
-        answers = {name: Answer(**answer) for name, answer in data.pop("answers").items()}
-        return cls(steps=steps, answers=answers, **data)
 
     @property
     def peak(self) -> int:
@@ -195,47 +167,35 @@ class EngineRun:
 def run(
     workload: Workload,
     *,
-    patched: bool = True,
-    path: str | None = None,
+    side: Side = FIXED,
+    path: Sequence[str | Path] = (),
     on_step: Callable[[int], None] | None = None,
 ) -> EngineRun:
     """Run a workload in a new process.
 
     Args:
         workload: what to run.
-        patched: False sets ``MAMBA_RETIRE=off``: stock vLLM, the control.
-        path: ``PYTHONPATH`` of the process (which vLLM); by default the caller's own.
+        side: with the fix or without.
+        path: folders searched before those of this process (which vLLM).
         on_step: called with the tokens of each step while it runs.
 
     Raises:
-        EngineError: the process failed.
+        ChildError: the process failed; the message ends with what it printed last.
     """
-    environment = os.environ | {"MAMBA_RETIRE": "auto" if patched else "off"}
-    if path is not None:
-        environment["PYTHONPATH"] = path
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with process:
-            process.stdin.write(workload.to_json())
-            process.stdin.close()
-            result = None
-            for line in process.stdout:
-                event = json.loads(line)
-                if "step" not in event:
-                    result = event
-                elif on_step is not None:
-                    on_step(event["step"])
-        if process.returncode or result is None:
-            log.seek(0)
-            tail = "".join(log.readlines()[-_LINES_SHOWN:])
-            raise EngineError(f"engine process ended with {process.returncode}:\n{tail}")
-    return EngineRun.from_data(result)
+    answer = ask_engine(f"{__package__}.worker", workload, side, path, on_step)
+    return msgspec.convert(answer, EngineRun)
+
+
+def ask_engine(
+    module: str,
+    workload: Workload,
+    side: Side,
+    path: Sequence[str | Path] = (),
+    on_step: Callable[[int], None] | None = None,
+) -> Any:
+    """The answer of an engine process; see `run`."""
+    payload = msgspec.to_builtins(workload)
+    try:
+        return ask(module, payload, environment=side.environment, path=path, on_event=on_step)
+    except ChildError as error:
+        raise ChildError(f"{error}\n{error.log}") from None

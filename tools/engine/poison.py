@@ -9,22 +9,23 @@ a block.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tools.engine.harness import EngineRun, Workload
+import msgspec
+
+from tools.engine import worker
+from tools.engine.harness import EngineRun, Workload, ask_engine
+from vllm_mamba_retire.child import answer
+from vllm_mamba_retire.replay.sides import FIXED, STOCK, Side
 
 # Large beside any state and finite: what is masked out may be multiplied by zero and must vanish.
 _POISON = 1e4
-
-
-class PoisonError(Exception):
-    """The poisoned engine failed; the message ends with what it printed last."""
+# The package stays out and `binding` is installed by hand, past the probe that refuses a mutant.
+TRUSTED = Side("trusted", {**STOCK.environment, "POISON_TRUSTED": "1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,49 +36,32 @@ class Poisoned:
     overwritten: int
 
 
-def run(workload: Workload, *, path: str, trusted: bool = False) -> Poisoned:
+def run(workload: Workload, *, side: Side = FIXED, path: Sequence[str | Path] = ()) -> Poisoned:
     """Run a workload in a process of its own, on a poisoned pool.
 
     Args:
         workload: what to run.
-        path: ``PYTHONPATH`` of the process: this package (or a mutant of it), vLLM, this folder.
-        trusted: put the binding on without the package's own probe, which would refuse a mutant.
+        side: `TRUSTED` binds the package on the path, a mutant, without its own probe.
+        path: folders searched before those of this process.
 
     Raises:
-        PoisonError: the process failed, or a live table referred to a free block.
+        ChildError: the process failed, or a live table referred to a free block.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.engine.poison", *(["--trusted"] if trusted else [])],
-        input=workload.to_json(),
-        env=os.environ | {"PYTHONPATH": path, "MAMBA_RETIRE": "off" if trusted else "require"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise PoisonError(f"engine process ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return Poisoned(EngineRun.from_data(answer["run"]), answer["overwritten"])
+    return msgspec.convert(ask_engine(__name__, workload, side, path), Poisoned)
 
 
-def main(trusted: bool) -> None:
-    """The engine's side: a workload on stdin, the answer on stdout."""
-    from tools.engine import worker
-
-    out = worker._claim_stdout()
-    workload = Workload.from_json(sys.stdin.read())
-    os.environ.update(worker._ENVIRONMENT)
-    if trusted:
+def _run(payload: Any, report: Callable[[Any], None]) -> Any:
+    """The engine's side."""
+    os.environ.update(worker.ENVIRONMENT)
+    if os.environ.get("POISON_TRUSTED"):
         from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 
         from vllm_mamba_retire import binding
 
         binding.install(MambaManager)
-    engine = worker.EngineProcess(workload, out)
+    engine = worker.EngineProcess(msgspec.convert(payload, Workload), report)
     pool = PoisonedPool(engine)
-    done = engine.run()
-    print(json.dumps({"run": asdict(done), "overwritten": pool.overwritten}), file=out, flush=True)
-    os._exit(0)  # see `worker.main`
+    return msgspec.to_builtins(Poisoned(engine.run(), pool.overwritten))
 
 
 class PoisonedPool:
@@ -145,4 +129,4 @@ def _tensors(cache: Any) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    main("--trusted" in sys.argv)
+    answer(_run)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import io
 import json
 import os
 import random
@@ -49,13 +48,13 @@ def soak(minutes: float) -> dict[str, Any]:
     """Run rounds until the time is up, as plain data for the report."""
     from tools.engine import worker
 
-    os.environ.update(worker._ENVIRONMENT)
-    engine = worker.EngineProcess(_workload(()), io.StringIO())
+    os.environ.update(worker.ENVIRONMENT)
+    engine = worker.EngineProcess(_workload(()), lambda _tokens: None)
     rounds, memory, steps, tokens, preempted, peak = 0, [], 0, 0, 0, 0
     until = time.monotonic() + 60 * minutes
     while time.monotonic() < until or not rounds:
         engine.workload = _workload(tuple(traffic(rounds)))
-        engine.steps, engine.answers, engine.out = [], {}, io.StringIO()
+        engine.steps, engine.answers = [], {}
         run = engine.run()
         rounds += 1
         steps += len(run.steps)

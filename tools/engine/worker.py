@@ -1,57 +1,44 @@
-"""The engine's side of `engine`: ``python -m`` this, a `Workload` on stdin, JSON lines on stdout.
+"""The engine's side of `harness`: ``python -m`` this, a `Workload` in, an `EngineRun` out.
 
-Everything that leans on vLLM's inside is here: scheduling with a lag on the CPU platform, weights
-made from a seed, and a look at the block tables after every step.
+Everything that depends on the engine's inside is here: scheduling with a lag on the CPU platform,
+weights made from a seed, and a record of the block tables after every step.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 import time
-import traceback
 import zlib
-from collections.abc import Iterator
-from dataclasses import asdict, replace
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
-from tools.engine.harness import MODELS, Action, Answer, EngineRun, Step, Workload
+import msgspec
 
-_ENVIRONMENT = {
-    # The engine core in this process, where its scheduler can be looked at.
+from tools.engine.harness import MODELS, Action, Answer, EngineRun, EngineStep, Workload
+from vllm_mamba_retire.child import answer
+
+ENVIRONMENT = {
+    # The engine core in this process, where its scheduler can be observed.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
 }
 _FIRST_TEXT_TOKEN = 2  # the configs' vocabularies start with two special tokens
 
 
-def main() -> None:
-    """Run the workload on stdin."""
-    out = _claim_stdout()
-    os.environ.update(_ENVIRONMENT)
-    try:
-        run = EngineProcess(Workload.from_json(sys.stdin.read()), out).run()
-        print(json.dumps(asdict(run)), file=out, flush=True)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    # Not through the interpreter's end, where native libraries report thousands of leaks.
-    sys.stderr.flush()
-    os._exit(status)
+def _run(payload: Any, report: Callable[[Any], None]) -> Any:
+    os.environ.update(ENVIRONMENT)
+    return msgspec.to_builtins(EngineProcess(msgspec.convert(payload, Workload), report).run())
 
 
 class EngineProcess:
-    """One engine with its observer."""
+    """One engine with its observer; `report` gets the tokens of each step."""
 
-    def __init__(self, workload: Workload, out: TextIO) -> None:
+    def __init__(self, workload: Workload, report: Callable[[int], None]) -> None:
         self.workload = workload
-        self.out = out
-        self.steps: list[Step] = []
+        self.report = report
+        self.steps: list[EngineStep] = []
         self.answers: dict[str, Answer] = {}
         self.added: dict[str, float] = {}
         self.started = 0.0
@@ -123,7 +110,7 @@ class EngineProcess:
         )
 
     def _observe(self, scheduler: Any) -> None:
-        """Look at the tables whenever a step was scheduled: that is when they hold the most."""
+        """Record the tables whenever a step was scheduled: that is when they hold the most."""
         schedule = scheduler.schedule
 
         def observed(*args: Any, **kwargs: Any) -> Any:
@@ -139,7 +126,7 @@ class EngineProcess:
         pool = self.cache.block_pool
         requests = {request for manager in self.mamba for request in manager.req_to_blocks}
         self.steps.append(
-            Step(
+            EngineStep(
                 tokens=output.total_num_scheduled_tokens,
                 seconds=time.perf_counter() - self.started,
                 used=pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
@@ -152,7 +139,7 @@ class EngineProcess:
             )
         )
         self.preempted = 0
-        print(json.dumps({"step": output.total_num_scheduled_tokens}), file=self.out, flush=True)
+        self.report(output.total_num_scheduled_tokens)
 
     def _result(self) -> EngineRun:
         import vllm
@@ -186,13 +173,6 @@ def _states(manager: Any, request: str) -> list[int]:
 def _prompt(action: Action, vocabulary: int) -> Iterator[int]:
     for seed, tokens in action.prompt:
         yield from random.Random(seed).choices(range(_FIRST_TEXT_TOKEN, vocabulary), k=tokens)
-
-
-def _claim_stdout() -> TextIO:
-    """The real stdout for the answer alone; vLLM logs to stdout, which now means stderr."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return out
 
 
 def _boot(workload: Workload) -> Any:
@@ -278,4 +258,4 @@ def _fill(name: str, weight: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer(_run)

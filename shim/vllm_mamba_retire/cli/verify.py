@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from vllm_mamba_retire import disarm
 
+from .text import safe
+
 if TYPE_CHECKING:
-    from vllm_mamba_retire.verification import Side, Verification
+    from vllm_mamba_retire.verification import Verification
 
 SCHEMA = 1
 
@@ -22,7 +24,7 @@ def verify(
     """Prove on the installed vLLM what status says: probe and replays, stock and patched.
 
     Takes two imports of vLLM, each in a process of its own; no GPU, no weights. Exit 0: proven.
-    Exit 1: not proven, or in doubt. Exit 2: there is no vLLM to run, or it cannot be imported.
+    Exit 1: not proven, or in doubt. Exit 2: there is no vLLM to run, or it cannot be run.
     """
     disarm()
     from vllm_mamba_retire.verification import verify as run
@@ -30,9 +32,11 @@ def verify(
     seen = run()
     if as_json:
         typer.echo(json.dumps(_as_data(seen), indent=2))
+    elif seen.problem is not None:
+        typer.echo(f"Error: {safe(seen.problem)}", err=True)
     else:
         _show(seen)
-    if not seen.proven and seen.stock.outcome is None and seen.patched.outcome is None:
+    if seen.problem is not None:
         raise typer.Exit(2)
     raise typer.Exit(0 if seen.proven else 1)
 
@@ -48,15 +52,8 @@ def _as_data(seen: Verification) -> dict[str, Any]:
         "proven": seen.proven,
         "sentence": seen.sentence,
         "geometry": geometry,
-        "stock": _side(seen.stock),
-        "patched": _side(seen.patched),
-    }
-
-
-def _side(side: Side) -> dict[str, Any]:
-    return asdict(side) | {
-        "verdict": {"reason": side.verdict.reason.value, "sentence": side.verdict.sentence},
-        "outcome": side.outcome and side.outcome.value,
+        "stock": msgspec.to_builtins(seen.stock),
+        "patched": msgspec.to_builtins(seen.patched),
     }
 
 

@@ -1,21 +1,23 @@
-"""A vLLM platform that configures and never computes.
+"""Makes vLLM's CPU platform configure without computing.
 
-A replay or a plan on a serving machine must not claim its devices, and the CPU platform, which is
-the only one that needs none, changes settings (asynchronous scheduling, state dtypes) that only a
-real CPU engine has to change.
+A replay or a plan on a serving machine must not claim its devices. The CPU platform needs none, but
+it changes settings (asynchronous scheduling, state dtypes) and requires Triton (0.34.0 on) for the
+sake of a real CPU engine.
 """
 
 from __future__ import annotations
 
 
 def configure_only() -> None:
-    """Make it this process's platform; call it before vLLM is asked to build a configuration."""
+    """Select the platform for this process; call it before anything else of vLLM is imported.
+
+    Modules of vLLM keep the platform that was current at their import.
+    """
     from vllm import platforms
     from vllm.platforms.cpu import CpuPlatform
 
-    class ConfigOnlyPlatform(CpuPlatform):  # type: ignore[misc]
-        @classmethod
-        def check_and_update_config(cls, vllm_config: object) -> None:
-            """Leave the configuration as it was asked for."""
+    def check_and_update_config(cls: type, vllm_config: object) -> None:
+        """Leave the configuration as requested."""
 
-    platforms._current_platform = ConfigOnlyPlatform()
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    platforms._current_platform = CpuPlatform()

@@ -41,6 +41,7 @@ class _Replay:
     """One scheduler with its requests; `run` may be called once."""
 
     def __init__(self, scenario: Scenario) -> None:
+        configure_only()
         import vllm
 
         self.scenario = scenario
@@ -259,7 +260,6 @@ def _build_scheduler(scenario: Scenario) -> tuple[Any, Any]:
 
 
 def _build_config(scenario: Scenario) -> Any:
-    configure_only()
     from vllm.engine.arg_utils import EngineArgs
 
     os.environ.pop(_RETENTION_VARIABLE, None)
@@ -347,6 +347,7 @@ def _block_hasher(config: Any, hash_block: int) -> Any:
 
 def _answer(payload: Any, report: Callable[[Any], None]) -> Any:
     """The child's side of `sides.replay_all`: replay every scenario and report on the way."""
+    configure_only()
     verdict = _activate()
     runs: list[Run] = []
     for number, scenario in enumerate(msgspec.convert(payload, list[Scenario])):
