@@ -28,6 +28,7 @@ _logger = logging.getLogger("vllm.mamba_retire")
 _lock = threading.RLock()
 _current: Record | None = None
 _logged: Verdict | None = None
+_displaced: str | None = None  # what `recheck` found last
 
 
 class RequireFailed(SystemExit):
@@ -59,7 +60,7 @@ def report_error(error: Exception) -> Verdict:
     Raises:
         RequireFailed: ``MAMBA_RETIRE=require``.
     """
-    sentence = f"{type(error).__name__}: {error}; vLLM is left as it is."
+    sentence = f"{type(error).__name__}: {error}; vLLM is left as it is. Report this."
     return _conclude(Record(Verdict(Reason.FAILED, sentence), None))
 
 
@@ -82,11 +83,11 @@ def deactivate() -> bool:
     Raises:
         binding.BindingError: other code replaced our methods since; nothing is changed.
     """
-    global _current, _logged
+    global _current, _logged, _displaced
     with _lock:
         manager_class = _manager_class(sys.modules.get(MANAGER_MODULE))
         removed = manager_class is not None and binding.uninstall(manager_class)
-        _current = _logged = None
+        _current = _logged = _displaced = None
         records.withdraw()
     return removed
 
@@ -96,39 +97,96 @@ def current() -> Record | None:
     return _current
 
 
-def _inspect_and_patch() -> Record:
-    mode = os.environ.get(MODE_VARIABLE)
-    if read_mode(mode) is None:
-        raise ValueError(f"{MODE_VARIABLE}={mode} is none of auto, require, off")
-    module = sys.modules[MANAGER_MODULE]
-    target = find_target()
-    if read_mode(mode) == "off":
-        return Record(decide(Evidence(target, off=True)), target)
+def recheck(record: Record) -> Record:
+    """Check again whether our methods are the ones in force, in the class and its subclasses.
+
+    Cheap while nothing has changed: for a thread that runs every few seconds, off the hot path. A
+    change is logged once and never stops the process.
+
+    Args:
+        record: the last decision about this process.
+
+    Returns:
+        The record as it has to be now; the same one if nothing is new.
+    """
+    global _displaced
+    module = sys.modules.get(MANAGER_MODULE)
     manager_class = _manager_class(module)
-    before = _inspect(target, module, manager_class)
-    verdict = decide(before)
-    if verdict.reason is Reason.PATCHED and manager_class and not before.ours_installed:
-        verdict = _patch(module, manager_class, verdict)
-    return Record(verdict, target, _counters(manager_class))
+    if record.counters is None or module is None or manager_class is None:
+        return record  # nothing of ours is on a class
+    displaced = _displacement(manager_class)
+    if displaced == _displaced:
+        return record
+    with _lock:
+        _displaced = displaced
+        if binding.installation(manager_class) is None:
+            verdict = Verdict(
+                Reason.CONFLICT,
+                "vLLM's manager module was loaded again after it was patched, and its new class "
+                "may leak; restart this process.",
+            )
+        else:
+            verdict = decide(inspect_process(record.target, module))
+        return _publish(replace(record, verdict=verdict))
 
 
-def _inspect(target: Target | None, module: ModuleType, manager_class: type | None) -> Evidence:
+def _displacement(manager_class: type) -> str | None:
+    if binding.installation(manager_class) is None:
+        return "not patched"
+    subclass = next(binding.overriding_subclasses(manager_class), None)
+    return binding.displaced_method(manager_class) or subclass
+
+
+def inspect_process(target: Target | None, module: ModuleType) -> Evidence:
+    """Collect what is known of the imported manager module; runs the probe where it may leak.
+
+    Args:
+        target: the vLLM on disk.
+        module: vLLM's manager module, completely imported.
+    """
     matrix = load_matrix()
     on_disk = replace(collect_evidence(target, matrix), loaded_from=module.__file__)
+    manager_class = _manager_class(module)
     if manager_class is None:
         return on_disk
     ours_installed = binding.installation(manager_class) is not None
-    foreign = _foreign(matrix, target, module, manager_class)
-    # A probe of our own patch would be counted as traffic, and was made when it was installed.
+    foreign = binding.displaced_method(manager_class) if ours_installed else None
+    foreign = foreign or _foreign(matrix, target, module, manager_class)
     probed = foreign is not None if ours_installed else _may_leak(on_disk.row)
     return replace(
         on_disk,
         ours_installed=ours_installed,
         foreign=foreign,
         subclass=next(binding.overriding_subclasses(manager_class), None),
-        outcome=probe(module, manager_class).outcome if probed else None,
+        outcome=_probe(module, manager_class) if probed else None,
+        obstacle=binding.obstacle(manager_class),
         drift_allowed=is_true(os.environ.get(ALLOW_DRIFT_VARIABLE)),
     )
+
+
+def _inspect_and_patch() -> Record:
+    mode = os.environ.get(MODE_VARIABLE)
+    target = find_target()
+    if read_mode(mode) is None:
+        sentence = f"{MODE_VARIABLE}={mode} is none of auto, require, off; vLLM is left as it is."
+        return Record(Verdict(Reason.FAILED, sentence), target)
+    if read_mode(mode) == "off":
+        return Record(decide(Evidence(target, off=True)), target)
+    module = sys.modules[MANAGER_MODULE]
+    manager_class = _manager_class(module)
+    before = inspect_process(target, module)
+    verdict = decide(before)
+    if verdict.reason is Reason.PATCHED and manager_class and not before.ours_installed:
+        verdict = _patch(module, manager_class, verdict)
+    return Record(verdict, target, _counters(manager_class))
+
+
+def _probe(module: ModuleType, manager_class: type) -> Outcome:
+    """Of the class that vLLM builds, which may be another one, and else of its own class."""
+    serving = getattr(module, "MambaManager", manager_class)
+    if serving is not manager_class and probe(module, serving).outcome is Outcome.RETIRES:
+        return Outcome.RETIRES
+    return probe(module, manager_class).outcome
 
 
 def _may_leak(row: Row | None) -> bool:
@@ -147,10 +205,9 @@ def _foreign(
 
 def _patch(module: ModuleType, manager_class: type, promised: Verdict) -> Verdict:
     """Install, and report success only if the probe observes it."""
-    done = binding.install(manager_class)
+    binding.install(manager_class)
     after = probe(module, manager_class)
     if after.outcome is Outcome.RETIRES:
-        done.counters.reset()  # what the probe did is not traffic
         return promised
     binding.uninstall(manager_class)
     return Verdict(
@@ -171,7 +228,15 @@ def _counters(manager_class: type | None) -> Counters | None:
 
 
 def _conclude(record: Record) -> Verdict:
-    """Keep the record, log it if it is new, and stop the process if that is required."""
+    """Publish the record, and stop the process if that is required."""
+    verdict = _publish(record).verdict
+    if verdict.in_doubt and read_mode(os.environ.get(MODE_VARIABLE)) == "require":
+        raise RequireFailed(f"vllm-mamba-retire: MAMBA_RETIRE=require, but {verdict.sentence}")
+    return verdict
+
+
+def _publish(record: Record) -> Record:
+    """Keep the record, and log it if it is new."""
     global _current, _logged
     level = logging.WARNING if record.verdict.in_doubt else logging.INFO
     # From 0.31 on the manager can be imported before vLLM sets up its logging; then the line waits
@@ -181,8 +246,4 @@ def _conclude(record: Record) -> Verdict:
         _logged = record.verdict
     _current = record
     records.keep(record)
-    if record.verdict.in_doubt and read_mode(os.environ.get(MODE_VARIABLE)) == "require":
-        raise RequireFailed(
-            f"vllm-mamba-retire: MAMBA_RETIRE=require, but {record.verdict.sentence}"
-        )
-    return record.verdict
+    return record

@@ -9,6 +9,7 @@ Everything that knows how the class of a live release is shaped is here.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -19,7 +20,12 @@ from .retirement import Counters, Retirement
 
 REMOVE_RANGE: Final = "_remove_blocks_in_range"
 POP_BLOCKS: Final = "pop_blocks_for_free"
-PATCHED_METHODS: Final = (REMOVE_RANGE, POP_BLOCKS)
+# The methods that are patched, with the parameters that they have in every live release.
+_PARAMETERS: Final = {
+    REMOVE_RANGE: ("self", "request_id", "first_block", "last_block"),
+    POP_BLOCKS: ("self", "request_id"),
+}
+PATCHED_METHODS: Final = tuple(_PARAMETERS)
 _MARK: Final = "__mamba_retire__"
 _INHERITED: Final = object()
 # On a manager: our state, and its watermarks under vLLM 0.30.0's name, which public tools read.
@@ -51,7 +57,8 @@ class Installation:
 def installation(manager_class: type) -> Installation | None:
     """The patch on this very class (not on a base of it), if any."""
     found = vars(manager_class).get(_MARK)
-    return found if isinstance(found, Installation) else None
+    # By name: another copy of this package may have installed it.
+    return found if type(found).__qualname__ == Installation.__qualname__ else None
 
 
 def is_ours(function: object) -> bool:
@@ -73,13 +80,12 @@ def install(manager_class: type) -> Installation:
         The record of what was changed.
 
     Raises:
-        BindingError: the class lacks one of the two methods.
+        BindingError: the class lacks one of the two methods, or one takes other arguments.
     """
     if present := installation(manager_class):
         return present
-    missing = [name for name in PATCHED_METHODS if not callable(_lookup(manager_class, name))]
-    if missing:
-        raise BindingError(f"{manager_class.__qualname__} has no {' and no '.join(missing)}")
+    if (reason := obstacle(manager_class)) is not None:
+        raise BindingError(reason)
     done = Installation(
         before={name: vars(manager_class).get(name, _INHERITED) for name in PATCHED_METHODS}
     )
@@ -90,6 +96,18 @@ def install(manager_class: type) -> Installation:
         setattr(manager_class, name, done.after[name])
     setattr(manager_class, _MARK, done)
     return done
+
+
+def obstacle(manager_class: type) -> str | None:
+    """Why the class cannot take the patch: a method is missing, or takes other arguments."""
+    for name, parameters in _PARAMETERS.items():
+        function = _lookup(manager_class, name)
+        if not callable(function):
+            return f"{manager_class.__qualname__} has no {name}"
+        found = tuple(inspect.signature(function).parameters)
+        if found != parameters:
+            return f"{manager_class.__qualname__}.{name} takes ({', '.join(found)})"
+    return None
 
 
 def uninstall(manager_class: type) -> bool:
@@ -146,6 +164,18 @@ def foreign_method(manager_class: type, names: tuple[str, ...], module_file: str
     return None
 
 
+def displaced_method(manager_class: type) -> str | None:
+    """The first of the patched methods that is not ours any more, as ``"method (whose)"``.
+
+    For a class that was patched: None where every method in force is ours.
+    """
+    for name in PATCHED_METHODS:
+        function = _lookup(manager_class, name)
+        if not is_ours(function):
+            return f"{name} ({describe(function)})"
+    return None
+
+
 def overriding_subclasses(manager_class: type) -> Iterator[str]:
     """Subclasses that replace one of the patched methods, as ``"module.Class.method"``."""
     subclasses: list[type] = manager_class.__subclasses__()
@@ -184,6 +214,11 @@ def _state(manager: Any, installed: Installation) -> Retirement:
         setattr(manager, _STATE, found)
         setattr(manager, _WATERMARKS, found.watermarks)
     return found
+
+
+def exempt(manager: Any) -> None:
+    """Keep what is done with this manager out of the counters: a probe is no traffic."""
+    setattr(manager, _STATE, Retirement(manager._null_block, Counters()))
 
 
 def _remove_range(manager_class: type, installed: Installation) -> Callable[..., None]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from .fingerprint import fingerprints
-from .releases import Matrix, Row
-from .target import Target
+from .fingerprint import call_basis, fingerprints
+from .releases import Matrix, Row, Status
+from .target import Target, caller_sources
 
 
 class Outcome(str, Enum):
@@ -36,8 +36,10 @@ class Evidence:
         subclass: a method of a subclass that overrides one we patch.
         series: this package's on-disk series, where the file is its result.
         row: the release whose methods this source has, to the token.
+        exact: the manager file is that release's, byte for byte.
         changed: methods that differ from the release that the version string names.
         outcome: what the probe observed; None where it was not run.
+        obstacle: why the class cannot take the patch, or None.
         drift_allowed: the operator opted in to patching an unlisted source that shows the defect.
     """
 
@@ -49,14 +51,25 @@ class Evidence:
     subclass: str | None = None
     series: str | None = None
     row: Row | None = None
+    exact: bool = False
     changed: tuple[str, ...] = ()
     outcome: Outcome | None = None
+    obstacle: str | None = None
     drift_allowed: bool = False
 
     @property
     def retires(self) -> bool:
         """Whether the class retires across a gap, as the probe observed."""
         return self.outcome is Outcome.RETIRES
+
+    @property
+    def undecided(self) -> bool:
+        """Whether files alone leave open how the class behaves, so that only a probe can tell."""
+        if self.target is None or self.target.source is None or self.series or self.exact:
+            return False
+        if self.row is not None:
+            return self.row.status in (Status.LIVE, Status.NATIVE)
+        return "mamba_cache_mode" in self.target.source
 
 
 def collect_evidence(target: Target | None, matrix: Matrix) -> Evidence:
@@ -71,11 +84,19 @@ def collect_evidence(target: Target | None, matrix: Matrix) -> Evidence:
         return Evidence(target, series=series.series)
     try:
         row, changed = compare(matrix, target)
+        exact = row is not None and row.manager_sha256 == target.sha256
+        if row and row.call_basis not in (None, _call_basis(target)):
+            row, exact, changed = None, False, ("what is passed to remove_skipped_blocks",)
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         problem = f"{target.manager_file} does not parse ({error.args[0]}{line})"
         return Evidence(replace(target, source=None, problem=problem))
-    return Evidence(target, row=row, changed=changed)
+    return Evidence(target, row=row, exact=exact, changed=changed)
+
+
+def _call_basis(target: Target) -> str:
+    """Since vllm#47728 callers leave out tokens in flight, and only then is the defect reached."""
+    return call_basis(caller_sources(target), "remove_skipped_blocks")
 
 
 def compare(matrix: Matrix, target: Target) -> tuple[Row | None, tuple[str, ...]]:

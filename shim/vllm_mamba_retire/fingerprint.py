@@ -1,8 +1,8 @@
-"""Fingerprints of methods, taken from source text.
+"""Fingerprints methods by their source text.
 
-A fingerprint answers one question: is this method the one we know? It must survive what does not
-change behaviour (comments, docstrings, line wraps, the Python that computes it) and nothing else.
-`ast.dump` and bytecode both differ between Pythons, so the fingerprint is a hash over tokens.
+Equal fingerprints mean the same method. They ignore what does not change behaviour (comments,
+docstrings, line wraps, indentation width, the Python that computes them) and nothing else.
+`ast.dump` and bytecode both differ between Pythons, so a fingerprint is a hash over tokens.
 
 Knows nothing of vLLM, versions or patching.
 """
@@ -17,6 +17,7 @@ import tokenize
 from collections.abc import Iterable, Iterator
 
 _LENGTH = 16
+_BLOCK = ("if", "1", ":", "NEWLINE", "INDENT")
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER}
 # Python 3.12 splits an f-string into parts; before that it was one STRING token.
 _FSTRING_START = getattr(tokenize, "FSTRING_START", -1)
@@ -49,6 +50,53 @@ def method_names(source: str, class_name: str) -> frozenset[str]:
     )
 
 
+def call_basis(sources: Iterable[str], method: str) -> str:
+    """Fingerprint what is passed to every call of a method.
+
+    That is the text of each call ``x.method(...)`` and of each statement that assigns, in the same
+    function, a name that the call depends on.
+
+    Args:
+        sources: texts of Python modules.
+        method: name of the method that is called.
+
+    Raises:
+        SyntaxError: a source does not parse.
+    """
+    words: list[str] = []
+    for source in sources:
+        functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
+        for function in functions:
+            for node in _sliced(function, method):
+                text = ast.get_source_segment(source, node) or ""
+                words += ["CALL", *(word for _, word in _words(f"({text})"))]
+    return hashlib.sha256("\x00".join(words).encode()).hexdigest()[:_LENGTH]
+
+
+def _sliced(function: ast.FunctionDef, method: str) -> list[ast.AST]:
+    """Calls of the method and the assigned expressions they depend on, in the order of the text."""
+    nodes = list(ast.walk(function))
+    kept: list[ast.AST] = [
+        n
+        for n in nodes
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == method
+    ]
+    reached: set[str] = set()
+    pending = list(kept)
+    while pending:
+        names = {n.id for n in ast.walk(pending.pop()) if isinstance(n, ast.Name)} - reached
+        reached |= names
+        for node in nodes:
+            if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            assigned = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            if node.value is not None and assigned & names and node not in kept:
+                kept.append(node)
+                pending.append(node)
+    return sorted(kept, key=lambda n: (n.lineno, n.col_offset))  # type: ignore[attr-defined]
+
+
 def _classes(source: str) -> Iterator[ast.ClassDef]:
     return (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
 
@@ -59,18 +107,17 @@ def _methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
 
 def _hash(lines: list[str], method: ast.FunctionDef) -> str:
     first = min([method.lineno, *(d.lineno for d in method.decorator_list)])
-    text = "".join(lines[first - 1 : method.end_lineno])
-    # Tokens are compared as they would stand at the top of a module.
-    indent = len(text) - len(text.lstrip(" "))
-    body = "".join(line[indent:] if line.strip() else line for line in text.splitlines(True))
-    docstring = _docstring_lines(method, first)
+    # A block of its own: Python then takes the method with whatever indentation it has.
+    text = "if 1:\n" + "".join(lines[first - 1 : method.end_lineno])
+    docstring = _docstring_lines(method, first - 1)
     # The indent that stands before a docstring is that of the whole body.
-    words = [word for row, word in _words(body) if row not in docstring or word == "INDENT"]
+    words = [word for row, word in _words(text) if row not in docstring or word == "INDENT"]
+    words = words[len(_BLOCK) : -1]  # without the block's own tokens
     return hashlib.sha256("\x00".join(words).encode()).hexdigest()[:_LENGTH]
 
 
 def _docstring_lines(method: ast.FunctionDef, first: int) -> range:
-    """Rows of the docstring, counted from 1 within the method's own text."""
+    """Rows of the docstring in a text whose first row is row `first` of the source."""
     if ast.get_docstring(method, clean=False) is None:
         return range(0)
     node = method.body[0]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+
 
 def register() -> None:
     """Arm the patch, and record for other processes that it is armed here.
 
     Raises:
-        vllm_mamba_retire.activation.RequireFailed: ``MAMBA_RETIRE=require`` and vLLM may leak here.
+        SystemExit: ``MAMBA_RETIRE=require`` and vLLM may leak here; an
+            `activation.RequireFailed`, unless this package itself is broken.
     """
     from vllm_mamba_retire import arm, is_off
 
     arm()
     if not is_off():
-        from vllm_mamba_retire import records
+        with contextlib.suppress(Exception):  # `arm` reports a broken part
+            from vllm_mamba_retire import records
 
-        records.announce()
+            records.announce()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from .binding import exempt
 from .evidence import Outcome
 
 _BLOCK = 4  # tokens
@@ -50,6 +51,7 @@ def probe(module: ModuleType, manager_class: type | None = None) -> ProbeResult:
     """
     try:
         manager = build_manager(module, _BLOCK, _POOL, manager_class)
+        exempt(manager)
         return _test_gap(manager)
     except Exception as error:
         return ProbeResult(Outcome.WRONG, f"{type(error).__name__}: {error}", error)
@@ -71,6 +73,9 @@ def _test_gap(manager: Any) -> ProbeResult:
         return ProbeResult(Outcome.STOPS_AT_GAP, "the state before the gap is kept")
     if table[0] is not null or old.ref_cnt != 0 or free != _POOL - 3:
         return ProbeResult(Outcome.WRONG, "the state before the gap was not freed exactly once")
+    manager.remove_skipped_blocks(_REQUEST, 16)  # the step in flight is settled
+    if table[2] is not null or committed.ref_cnt or in_flight.ref_cnt != 1:
+        return ProbeResult(Outcome.WRONG, "a state was not freed when the next one was settled")
     return _test_reuse(manager)
 
 

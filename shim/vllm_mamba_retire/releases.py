@@ -96,6 +96,8 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
         status: what it does with old states.
         fingerprints: ``"Class.method"`` -> fingerprint, of those `Matrix.methods` that it defines.
         manager_sha256: of the manager file, the same in every published build.
+        call_basis: fingerprint of what its callers pass to `remove_skipped_blocks`, where that is
+            what keeps them from the defect (latent releases).
         hook: where `MambaManager` frees a range; None where there is no align mode.
         cleanup: method of the manager that ends a request's records.
         arguments: of `MambaManager.remove_skipped_blocks`, behind the request id.
@@ -110,6 +112,7 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     status: Status
     fingerprints: Mapping[str, Fingerprint]
     manager_sha256: Sha256
+    call_basis: Fingerprint | None = None
     hook: Hook | None = None
     cleanup: str | None = None
     arguments: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Which vLLM serves in this interpreter: its path, version and manager source.
+"""Finds the vLLM that an interpreter serves: path, version and manager source.
 
 Reads files and metadata only. It must never import vllm: half of its users are commands that have
 to answer in milliseconds, or about a vLLM that is broken.
@@ -15,6 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MANAGER_FILE = Path("v1/core/single_type_kv_cache_manager.py")
+# What calls the manager's `remove_skipped_blocks`, directly or through another of them.
+CALLER_FILES = tuple(
+    MANAGER_FILE.parent / name
+    for name in ("kv_cache_manager.py", "kv_cache_coordinator.py", "sched/scheduler.py")
+)
 # Where vLLM's cache settings are, or were before 0.10 and before 0.9.
 _CACHE_SETTINGS = ("config/cache.py", "config/cache.pyc", "config/__init__.py", "config.py")
 _VERSION_LINE = re.compile(r"""^(?:__version__\s*=\s*)?version\s*=\s*['"]([^'"]+)['"]""", re.M)
@@ -72,9 +77,10 @@ def read_target(package: Path) -> Target:
     source = None
     if data is not None:
         try:
-            source = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            problem = f"{manager_file} is not UTF-8 text ({error.reason})"
+            source = importlib.util.decode_source(data)
+        except (SyntaxError, UnicodeDecodeError) as error:
+            reason = error.msg if isinstance(error, SyntaxError) else error.reason
+            problem = f"{manager_file} cannot be decoded ({reason})"
     return Target(
         package=package,
         manager_file=manager_file,
@@ -85,6 +91,16 @@ def read_target(package: Path) -> Target:
         problem=problem,
         predates_align=data is None and _predates_align(manager_file, package),
     )
+
+
+def caller_sources(target: Target) -> list[str]:
+    """Texts of `CALLER_FILES`; empty for one that is not there.
+
+    Raises:
+        SyntaxError: one cannot be decoded; a UnicodeDecodeError where its text is damaged.
+    """
+    found = (_read(target.package / file)[0] for file in CALLER_FILES)
+    return [importlib.util.decode_source(data or b"") for data in found]
 
 
 def _predates_align(manager_file: Path, package: Path) -> bool:

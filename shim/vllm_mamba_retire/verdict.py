@@ -30,6 +30,10 @@ class Reason(str, Enum):
     NO_TARGET = "no-target"
 
 
+_HARMLESS = {
+    Status.ABSENT: "which has no align mode; nothing to fix.",
+    Status.LATENT: "whose scheduler does not reach the defect; left as it is.",
+}
 _IN_DOUBT = frozenset({Reason.DRIFTED, Reason.CONFLICT, Reason.FAILED, Reason.NO_TARGET})
 
 
@@ -84,12 +88,12 @@ def decide(seen: Evidence) -> Verdict:
 
 
 def _installed(seen: Evidence, target: Target) -> Verdict:
-    """Our patch is on the class; did others come after us?"""
-    if seen.foreign is not None and seen.outcome is not Outcome.RETIRES:
+    """Our patch is on the class; did other code come after it?"""
+    if seen.foreign is not None and not seen.retires:
         return _replaced(seen.foreign)
     if seen.subclass is not None:
         return _overridden(seen.subclass)
-    return Verdict(Reason.PATCHED, f"vLLM {target.version} retires across null gaps.")
+    return _patched(seen, target)
 
 
 def _sourceless(target: Target) -> Verdict:
@@ -100,84 +104,93 @@ def _sourceless(target: Target) -> Verdict:
     return Verdict(Reason.FAILED, f"{target.problem}; reinstall vLLM with its source files.")
 
 
+def _listed(seen: Evidence, row: Row, target: Target) -> Verdict:
+    known = f"the methods are those of vLLM {row.version}"
+    if row.status in _HARMLESS:
+        return Verdict(Reason(row.status.value), f"{known}, {_HARMLESS[row.status]}")
+    if row.status is Status.NATIVE and seen.outcome in (None, Outcome.RETIRES):
+        # A fixed release is not at risk from wrappers or subclasses; ignore them.
+        return Verdict(Reason.NATIVE, f"{known}, which carries the fix itself.")
+    if seen.retires:
+        return _fixed_elsewhere(f"{known}, and {seen.foreign or 'other code'} fixes them")
+    if seen.foreign is not None:
+        return _replaced(seen.foreign)
+    if row.status is Status.LIVE:
+        if seen.subclass is not None:
+            return _overridden(seen.subclass)
+        if seen.outcome is Outcome.STOPS_AT_GAP:
+            return _patched(seen, target)
+        if seen.loaded_from is None and seen.outcome is None:
+            return _patched(seen, target)
+    behaves = seen.outcome.value if seen.outcome else "not probed"
+    if seen.exact or seen.outcome is None:
+        return Verdict(
+            Reason.FAILED,
+            f"{known} ({row.status.value}), but the class behaves differently ({behaves}); left as "
+            "it is. Report this.",
+        )
+    return Verdict(
+        Reason.DRIFTED,
+        f"{known} ({row.status.value}), but other code in {target.manager_file} changes how they "
+        f"behave ({behaves}); left as it is. Remove that change.",
+    )
+
+
+def _unlisted(seen: Evidence, target: Target) -> Verdict:
+    if seen.retires:
+        return _fixed_elsewhere(f"vLLM {target.version} has other code than any known release")
+    if seen.foreign is not None:
+        return _replaced(seen.foreign)
+    if seen.subclass is not None:
+        return _overridden(seen.subclass)
+    if "mamba_cache_mode" not in (target.source or ""):
+        return Verdict(
+            Reason.ABSENT, f"vLLM {target.version} has no align mode; there is nothing to fix."
+        )
+    if seen.outcome is Outcome.STOPS_AT_GAP and seen.drift_allowed and seen.obstacle is None:
+        return _patched(seen, target, " It is not a known release; patched on request.")
+    changed = ", ".join(seen.changed) or "the methods this patch depends on"
+    advice = (
+        f"It cannot take the patch: {seen.obstacle}."
+        if seen.obstacle
+        else "Update this package, or set MAMBA_RETIRE_ALLOW_DRIFT=1 to patch it where it shows "
+        "the defect."
+    )
+    return Verdict(
+        Reason.DRIFTED,
+        f"vLLM {target.version} differs from every known release in {changed}; left as it is. "
+        f"`vllm-mamba-retire verify` shows how it behaves. {advice}",
+    )
+
+
+def _patched(seen: Evidence, target: Target, remark: str = "") -> Verdict:
+    if seen.loaded_from is not None:
+        sentence = f"vLLM {target.version} retires across null gaps."
+    else:
+        sentence = (
+            f"vLLM {target.version} keeps states that lie before a null gap; every vLLM process "
+            "will patch itself when it starts."
+        )
+    return Verdict(Reason.PATCHED, sentence + remark)
+
+
+def _fixed_elsewhere(cause: str) -> Verdict:
+    return Verdict(
+        Reason.FIXED_ELSEWHERE, f"{cause}; the class retires across null gaps and is left as it is."
+    )
+
+
 def _replaced(method: str) -> Verdict:
     return Verdict(
         Reason.CONFLICT,
-        f"{method} was replaced by other code; remove that patch or this package.",
+        f"{method} was replaced by other code, and states before a null gap may leak; remove that "
+        "patch or this package.",
     )
 
 
 def _overridden(method: str) -> Verdict:
     return Verdict(
         Reason.CONFLICT,
-        f"{method} stands in for a method that this patch changes, and may leak; ask its authors, "
-        "or remove this package.",
-    )
-
-
-def _listed(seen: Evidence, row: Row, target: Target) -> Verdict:
-    known = f"the methods are those of vLLM {row.version}"
-    if row.status is Status.ABSENT:
-        return Verdict(Reason.ABSENT, f"{known}, which has no align mode; nothing to fix.")
-    if row.status is Status.LATENT:
-        return Verdict(
-            Reason.LATENT,
-            f"{known}, whose scheduler does not reach the defect; left as it is.",
-        )
-    if row.status is Status.NATIVE and seen.outcome in (None, Outcome.RETIRES):
-        # Wrappers and subclasses of a release that behaves are their authors' affair.
-        return Verdict(Reason.NATIVE, f"{known}, which carries the fix itself.")
-    if seen.foreign is not None:
-        return _elsewhere(seen.foreign) if seen.retires else _replaced(seen.foreign)
-    if row.status is Status.LIVE and seen.subclass is not None:
-        return _overridden(seen.subclass)
-    if row.status is Status.LIVE and seen.loaded_from is None:
-        return Verdict(
-            Reason.PATCHED,
-            f"{known}, which keep states that lie before a null gap; every vLLM process patches "
-            "itself when it starts.",
-        )
-    if row.status is Status.LIVE and seen.outcome is Outcome.STOPS_AT_GAP:
-        return Verdict(Reason.PATCHED, f"vLLM {target.version} retires across null gaps.")
-    return Verdict(
-        Reason.FAILED,
-        f"{known} ({row.status.value}), but the class was seen to be different "
-        f"({seen.outcome.value if seen.outcome else 'not probed'}); report this.",
-    )
-
-
-def _elsewhere(method: str) -> Verdict:
-    return Verdict(
-        Reason.FIXED_ELSEWHERE,
-        f"{method} was replaced by other code, and the class retires across null gaps; left as it "
-        "is.",
-    )
-
-
-def _unlisted(seen: Evidence, target: Target) -> Verdict:
-    if seen.retires:
-        return Verdict(
-            Reason.FIXED_ELSEWHERE,
-            f"vLLM {target.version} has other code than any known release and already retires "
-            "across null gaps; left as it is.",
-        )
-    if seen.foreign is not None:
-        return _replaced(seen.foreign)
-    if seen.subclass is not None:
-        return _overridden(seen.subclass)
-    if seen.outcome is Outcome.STOPS_AT_GAP and seen.drift_allowed:
-        return Verdict(
-            Reason.PATCHED,
-            f"vLLM {target.version} is not a known release; patched on request.",
-        )
-    if "mamba_cache_mode" not in (target.source or ""):
-        return Verdict(
-            Reason.ABSENT, f"vLLM {target.version} has no align mode; there is nothing to fix."
-        )
-    methods = ", ".join(seen.changed) or "the methods this patch relies on"
-    return Verdict(
-        Reason.DRIFTED,
-        f"vLLM {target.version} differs from every known release in {methods}; "
-        "`vllm-mamba-retire verify` shows how it behaves. Update this package, or set "
-        "MAMBA_RETIRE_ALLOW_DRIFT=1 to patch it where it shows the defect.",
+        f"{method} overrides a method that this patch changes, and may leak; ask its authors, or "
+        "remove this package.",
     )

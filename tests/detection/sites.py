@@ -32,16 +32,22 @@ class Site:
 
     def edit(self, file: Path, *changes: tuple[str, str]) -> None:
         """Replace text in a file, every occurrence; each must be there."""
-        path = self.package / file
-        text = path.read_text()
+        text = (self.package / file).read_text()
         for before, after in changes:
             assert before in text, f"{file} has no {before!r}"
             text = text.replace(before, after)
+        self.write(file, text)
+
+    def write(self, file: Path, text: str | bytes) -> None:
+        path = self.package / file
         path.unlink()  # it may share its bytes with the release's own tree
-        path.write_text(text)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
 
     def edit_manager(self, *changes: tuple[str, str]) -> None:
         self.edit(MANAGER_FILE, *changes)
+
+    def write_manager(self, text: str | bytes) -> None:
+        self.write(MANAGER_FILE, text)
 
     def call_itself(self, version: str) -> None:
         """Change the version in the code and in the metadata's folder name."""
@@ -64,8 +70,7 @@ def copied(release: Path, folder: Path) -> Site:
 def apply(tree: Site, patch: str) -> None:
     """With GNU patch, which refuses what does not fit to the line."""
     data = tree.manager.read_bytes()
-    tree.manager.unlink()  # it may share its bytes with the release's own tree
-    tree.manager.write_bytes(data)
+    tree.write_manager(data)  # not the file that the release's own tree links to
     command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch", "-d", str(tree.folder)]
     done = subprocess.run(command, input=patch, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

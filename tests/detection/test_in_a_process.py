@@ -14,6 +14,7 @@ import pytest
 
 from tests.children import Child
 from tests.detection.sites import LATENT, LIVE, NATIVE, SERIES, Site, apply
+from tests.detection.trees import BY_HAND, in_class
 
 MakeSite = Callable[..., Site]
 
@@ -45,21 +46,6 @@ class Somebodys(Manager):
     def _remove_blocks_in_range(self, request_id, first_block, last_block):
         pass
 """
-# The fix by hand: other names, no watermark, other comments.
-_BY_HAND = """
-    def _remove_blocks_in_range(self, rid, lo, hi):
-        # Backported for our own image.
-        if self.mamba_cache_mode != "align":
-            return super()._remove_blocks_in_range(rid, lo, hi)
-        table, old = self.req_to_blocks[rid], []
-        for i in range(min(hi, len(table)) - 1, lo - 1, -1):
-            if table[i] is not self._null_block:
-                old.append(table[i])
-                table[i] = self._null_block
-        self.block_pool.free_blocks(old)
-
-    def pop_blocks_for_free(self, request_id: str)"""
-_POP = "\n    def pop_blocks_for_free(self, request_id: str)"
 _LINE = "            self._allocated_block_reqs.discard(request_id)\n"
 
 
@@ -79,10 +65,7 @@ def decided(child: Child) -> Callable[..., tuple[int, str, str]]:
 
 def test_the_fix_by_hand_is_left_as_it_is(site: MakeSite, decided) -> None:
     tree = site(LIVE)
-    text = tree.manager.read_text()
-    at = text.rindex(_POP)  # MambaManager's own, behind the base's
-    tree.manager.unlink()
-    tree.manager.write_text(text[:at] + text[at:].replace(_POP, _BY_HAND, 1))
+    in_class(BY_HAND)(tree)
     code, verdict, out = decided(tree, _IMPORT, _ACTIVATE, "assert not installed()")
     assert code == 0, out
     assert verdict.startswith("fixed-elsewhere: ")
@@ -154,7 +137,7 @@ def test_a_replacement_after_us_is_not_reported_as_patched(site: MakeSite, decid
 def test_a_subclass_with_its_own_method_is_not_reported_as_patched(site: MakeSite, decided) -> None:
     code, _, out = decided(site(LIVE), _DISARM, _IMPORT, _SUBCLASS, _ACTIVATE)
     assert code == 1
-    assert "Somebodys._remove_blocks_in_range stands in for a method" in out
+    assert "Somebodys._remove_blocks_in_range overrides a method" in out
 
 
 def test_a_name_bound_to_a_subclass_is_looked_through(site: MakeSite, decided) -> None:
@@ -185,7 +168,7 @@ def test_a_native_release_that_others_broke_is_not_called_native(site: MakeSite,
     broken = "del Manager._remove_blocks_in_range\n"
     code, _, out = decided(site(NATIVE), _DISARM, _IMPORT, broken, _ACTIVATE)
     assert code == 1
-    assert "(native), but the class was seen to be different" in out
+    assert "(native), but the class behaves differently" in out
 
 
 def test_a_latent_release_that_others_touch_stays_latent(site: MakeSite, decided) -> None:

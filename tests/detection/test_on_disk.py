@@ -140,7 +140,7 @@ def test_half_of_our_series_is_not_taken_for_the_whole(
     [
         (lambda path: path.write_text("class MambaManager(\n"), "does not parse ('(' was never"),
         (lambda path: path.write_text("x = '\0'\n"), "does not parse"),
-        (lambda path: path.write_bytes(b"\xff\xfe"), "is not UTF-8 text"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "cannot be decoded"),
         (lambda path: path.mkdir(), "cannot be read"),
         (lambda path: None, "does not exist"),
     ],

@@ -37,8 +37,10 @@ def hierarchy(own_pop: bool = True) -> tuple[type, type]:
             self.last_state_block_idx: dict[str, int] = {}
             self.calls: list[tuple[Any, ...]] = []
 
-        def _remove_blocks_in_range(self, request_id: str, first: int, last: int) -> None:
-            self.calls.append(("base range", request_id, first, last))
+        def _remove_blocks_in_range(
+            self, request_id: str, first_block: int, last_block: int
+        ) -> None:
+            self.calls.append(("base range", request_id, first_block, last_block))
 
         def pop_blocks_for_free(self, request_id: str) -> list[Block]:
             self.calls.append(("base pop", request_id))
@@ -125,9 +127,56 @@ def test_nothing_is_taken_off_when_somebody_came_after(name: str) -> None:
 def test_a_class_without_the_methods_is_refused_untouched() -> None:
     bare = type("MambaManager", (), {})
     before = dict(vars(bare))
-    with pytest.raises(binding.BindingError, match=r"MambaManager has no _remove.* and no pop_"):
+    with pytest.raises(binding.BindingError, match=r"MambaManager has no _remove_blocks_in_range"):
         binding.install(bare)
     assert dict(vars(bare)) == before
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        lambda self, request_id, first_block, last_block, reason="": None,
+        lambda self, request_id, first_block: None,
+        lambda self, *blocks: None,
+    ],
+)
+def test_a_method_that_takes_other_arguments_is_refused_untouched(theirs: Any) -> None:
+    _, manager_class = hierarchy()
+    manager_class._remove_blocks_in_range = theirs
+    before = dict(vars(manager_class))
+    with pytest.raises(binding.BindingError, match=r"_remove_blocks_in_range takes \(self, "):
+        binding.install(manager_class)
+    assert dict(vars(manager_class)) == before
+
+
+def test_a_method_of_ours_that_is_not_in_force_is_named() -> None:
+    base, manager_class = hierarchy()
+    binding.install(manager_class)
+    assert binding.displaced_method(manager_class) is None
+    ours = manager_class._remove_blocks_in_range
+    del manager_class._remove_blocks_in_range
+    assert binding.displaced_method(manager_class) == (
+        f"_remove_blocks_in_range ({__name__}.{base.__qualname__}._remove_blocks_in_range)"
+    )
+    manager_class._remove_blocks_in_range = functools.wraps(ours)(lambda *args: ours(*args))
+    assert "<lambda>" in str(binding.displaced_method(manager_class))
+
+
+def test_another_copy_of_this_package_is_recognised() -> None:
+    _, manager_class = hierarchy()
+    theirs = type("Installation", (), {})()
+    manager_class.__mamba_retire__ = theirs
+    assert binding.installation(manager_class) is theirs
+
+
+def test_an_exempt_manager_is_not_counted() -> None:
+    _, manager_class = hierarchy()
+    done = binding.install(manager_class)
+    manager = with_table(manager_class)
+    binding.exempt(manager)
+    manager._remove_blocks_in_range("r", 0, 2)
+    assert len(manager.block_pool.freed) == 1
+    assert done.counters.calls == 0
 
 
 @pytest.mark.parametrize(

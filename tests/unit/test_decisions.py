@@ -38,6 +38,7 @@ LIVE = Evidence(
     target=TARGET,
     loaded_from=str(FILE),
     row=row(Status.LIVE),
+    exact=True,
     outcome=Outcome.STOPS_AT_GAP,
 )
 
@@ -52,7 +53,7 @@ class Case:
 
 
 NATIVE = replace(LIVE, row=row(Status.NATIVE), outcome=Outcome.RETIRES)
-UNLISTED = replace(LIVE, row=None)
+UNLISTED = replace(LIVE, row=None, exact=False)
 INSTALLED = replace(LIVE, ours_installed=True, outcome=None)
 
 CASES = [
@@ -94,7 +95,7 @@ CASES = [
         "installed, overridden below",
         {"subclass": "x.Sub.free"},
         Reason.CONFLICT,
-        ("x.Sub.free stands in",),
+        ("x.Sub.free overrides",),
         INSTALLED,
     ),
     # No source.
@@ -160,11 +161,17 @@ CASES = [
         ("free (x.y)",),
     ),
     Case("live, overridden", {"subclass": "x.Sub.free"}, Reason.CONFLICT, ("x.Sub.free",)),
-    Case("live that behaves", {"outcome": Outcome.RETIRES}, Reason.FAILED, ("live", "retires")),
-    Case("live, wrong", {"outcome": Outcome.WRONG}, Reason.FAILED, ("wrong", "report")),
+    Case("live that behaves", {"outcome": Outcome.RETIRES}, Reason.FIXED_ELSEWHERE, ("fixes",)),
+    Case(
+        "live that behaves in part",
+        {"outcome": Outcome.WRONG, "exact": False},
+        Reason.DRIFTED,
+        ("other code in", "wrong", "Remove that change"),
+    ),
+    Case("live, wrong", {"outcome": Outcome.WRONG}, Reason.FAILED, ("wrong", "Report")),
     Case("live, not probed", {"outcome": None}, Reason.FAILED, ("not probed",)),
     # No known release.
-    Case("unlisted", {}, Reason.DRIFTED, ("methods this patch relies on",), UNLISTED),
+    Case("unlisted", {}, Reason.DRIFTED, ("the methods this patch depends on",), UNLISTED),
     Case(
         "unlisted, changed methods",
         {"changed": ("A.x", "B.y")},
@@ -176,10 +183,24 @@ CASES = [
         "unlisted that behaves",
         {"outcome": Outcome.RETIRES, "drift_allowed": True, "foreign": "free (x.y)"},
         Reason.FIXED_ELSEWHERE,
-        ("already retires",),
+        ("other code than any known release",),
         UNLISTED,
     ),
     Case("on request", {"drift_allowed": True}, Reason.PATCHED, ("on request",), UNLISTED),
+    Case(
+        "on request, but it takes other arguments",
+        {"drift_allowed": True, "obstacle": "M.m takes (self, x)"},
+        Reason.DRIFTED,
+        ("cannot take the patch: M.m takes (self, x)",),
+        UNLISTED,
+    ),
+    Case(
+        "on request, only inspected",
+        {"drift_allowed": True, "loaded_from": None},
+        Reason.PATCHED,
+        ("will patch itself", "on request"),
+        UNLISTED,
+    ),
     Case(
         "on request, but wrong",
         {"drift_allowed": True, "outcome": Outcome.WRONG},

@@ -67,7 +67,7 @@ class Child(Base):
 '''
 PINNED = {
     "Base.decorated": "f253be5e4e143aa7",
-    "Base.strings": "52590a29d32868f4",
+    "Base.strings": "90256e69d53ec3cb",
     "Base.walrus": "98db5aca2197d246",
     "Base.empty": "704ab0ff06dceeca",
     "Child.wrapped": "b5c55768255056e4",
@@ -89,7 +89,7 @@ def test_what_a_class_defines_itself() -> None:
         ("return self.value", "return self.value  # said somebody"),
         ("    A docstring\n".strip(), "Another docstring"),
         ('        """A docstring\n        of two lines."""\n', ""),
-        ("return more + raw", "return more + raw"),
+        ("+ more + raw", "+ more \\\n                + raw"),
         ("        match request_id:", "\n\n        # A remark.\n        match request_id:"),
         ("case _:\n                pass", "case _:\n                    pass"),
         ("(first := items[0]).ready:", "(\n            first := items[0]\n        ).ready:"),
@@ -99,6 +99,7 @@ def test_what_a_class_defines_itself() -> None:
 )
 def test_layout_and_what_stands_elsewhere_do_not_count(before: str, after: str) -> None:
     changed = SOURCE.replace(before, after)
+    assert changed != SOURCE
     assert fingerprints(changed, NAMES) == PINNED
 
 
@@ -132,6 +133,19 @@ def test_a_statement_that_moves_into_another_block_counts() -> None:
     inside = "                pass\n                self.blocks = []\n\n    if"
     one, other = (fingerprints(SOURCE.replace(before, text), NAMES) for text in (after, inside))
     assert one["Child.wrapped"] != other["Child.wrapped"]
+
+
+@pytest.mark.parametrize("indent", ["  ", "\t", " \t"])
+def test_the_width_of_the_indentation_does_not_count(indent: str) -> None:
+    """Text between triple quotes is no indentation: it stays, and it counts."""
+    quoted = SOURCE[SOURCE.index("first {name}") : SOURCE.index("raw = ")]
+    changed = "".join(
+        line if line in quoted else line.replace("    ", indent)
+        for line in SOURCE.splitlines(keepends=True)
+    )
+    assert fingerprints(changed, NAMES) == PINNED
+    moved = SOURCE.replace("        second {self", "    second {self")
+    assert fingerprints(moved, NAMES)["Base.strings"] != PINNED["Base.strings"]
 
 
 def test_windows_line_ends_do_not_count() -> None:

@@ -17,7 +17,7 @@ from email.message import Message
 from pathlib import Path
 
 from tools.env.provision import CACHE, PREFERRED_PYTHON, ProvisionError
-from vllm_mamba_retire.target import MANAGER_FILE
+from vllm_mamba_retire.target import CALLER_FILES, MANAGER_FILE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 OPENED = CACHE / "opened"
-_MANAGER = f"vllm/{MANAGER_FILE.as_posix()}"
+_FILES = (MANAGER_FILE, *CALLER_FILES)
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,16 @@ class Build:
 
 @dataclass(frozen=True)
 class Opened:
-    """What the table wants to know of a wheel's contents."""
+    """What the matrix has to know of a wheel's contents.
+
+    Attributes:
+        manager: the manager file.
+        callers: the files that call it, as text.
+        metadata: of the distribution.
+    """
 
     manager: bytes
+    callers: list[str]
     metadata: Message
 
 
@@ -81,8 +88,8 @@ def builds(name: str, version: str) -> list[Build]:
 
 
 def open_build(build: Build) -> Opened:
-    """Manager source and metadata of a wheel: fetched, checked by hash, and only these kept."""
-    folder = OPENED / build.sha256
+    """Sources and metadata of a wheel: fetched, checked by hash, and only these kept."""
+    folder = OPENED / f"{build.sha256}-{len(_FILES)}"
     if not folder.exists():
         OPENED.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=OPENED, prefix=".making-") as making:
@@ -91,10 +98,12 @@ def open_build(build: Build) -> Opened:
             with zipfile.ZipFile(_fetch(build, Path(making))) as wheel:
                 (metadata,) = (n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
                 (kept / "METADATA").write_bytes(wheel.read(metadata))
-                (kept / MANAGER_FILE.name).write_bytes(wheel.read(_MANAGER))
+                for file in _FILES:
+                    (kept / file.name).write_bytes(wheel.read(f"vllm/{file.as_posix()}"))
             kept.rename(folder)
     return Opened(
         manager=(folder / MANAGER_FILE.name).read_bytes(),
+        callers=[(folder / file.name).read_text("utf-8") for file in CALLER_FILES],
         metadata=message_from_bytes((folder / "METADATA").read_bytes()),
     )
 

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from tools.env.provision import ProvisionError
 from tools.env.registry import builds, open_build
-from vllm_mamba_retire.fingerprint import fingerprints
+from vllm_mamba_retire.fingerprint import call_basis, fingerprints
 from vllm_mamba_retire.releases import Hook, Status
 
 _BASE, _MAMBA = "SingleTypeKVCacheManager", "MambaManager"
@@ -36,6 +36,7 @@ def facts(version: str, methods: tuple[str, ...]) -> Facts:
             "torch": _torch(metadata.get_all("Requires-Dist") or []),
             "manager_sha256": hashlib.sha256(opened.manager).hexdigest(),
             **_shape(opened.manager.decode(), methods),
+            "call_basis": call_basis(opened.callers, "remove_skipped_blocks"),
         }
     first, *others = each.items()
     for name, found in others:

@@ -32,7 +32,7 @@ TABLE = ROOT / "compat_matrix.yaml"
 # The fields of a row in the order in which a person reads them.
 ORDER = (
     *("version", "status", "hook", "cleanup", "arguments", "requires_python", "torch", "imports"),
-    *("manager_sha256", "fingerprints", "wheels", "evidence"),
+    *("manager_sha256", "call_basis", "fingerprints", "wheels", "evidence"),
 )
 # Up to the next line that is neither empty nor indented.
 _RELEASES = re.compile(r"^(releases:\n(?:\n*[ ].*\n)+)", re.MULTILINE)
@@ -113,6 +113,8 @@ def compare(table: Table, versions: list[str], write: bool, run: bool) -> int:
     for version in versions or [row["version"] for row in table.rows]:
         row = table.row(version)
         found = facts(version, table.methods)
+        if row["status"] != Status.LATENT.value:
+            del found["call_basis"]  # nothing depends on it there
         if run:
             found["evidence"] = evidence(version, plain(row.get("evidence")) or [])
         for line in differ(plain(row), found):
@@ -137,6 +139,8 @@ def add(table: Table, version: str) -> int:
     listed = code_status(open_source(version))
     seen = evidence(version, [])
     row = CommentedMap(version=version, status=(listed or behaviour(seen)).value)
+    if row["status"] != Status.LATENT.value:
+        del found["call_basis"]
     table.data["releases"].append(row)
     table.put(version, {**found, "evidence": seen})
     table.save()
@@ -228,7 +232,7 @@ def styled(field: str, value: Any) -> Any:
     if field == "fingerprints":
         # Ten digits and six letters: one day sixteen digits, which YAML would read as a number.
         return CommentedMap((k, DoubleQuotedScalarString(v)) for k, v in value.items())
-    if field in ("requires_python", "torch"):
+    if field in ("requires_python", "torch", "call_basis"):
         return DoubleQuotedScalarString(value)
     if field in ("arguments", "imports"):
         short = CommentedSeq(value)
