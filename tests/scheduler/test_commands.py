@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from typer.testing import CliRunner, Result
 
 from vllm_mamba_retire.cli import app
@@ -23,6 +24,7 @@ LARGE = {
     "head_dim": 256,
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 48,
+    "decoder_sparse_step": 1,
     "max_position_embeddings": 262_144,
 }
 FLAGS = ["--kv-cache-dtype", "fp8", "--mamba-ssm-cache-dtype", "float32", "--enable-prefix-caching"]
@@ -60,6 +62,55 @@ def test_plan_gets_the_field_report_out_of_a_model_and_its_flags(
     assert document["affected"] is live
     assert result.exit_code == (1 if live else 0)
     assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_tells_what_a_roll_back_costs_in_the_servers_own_pool(
+    release: str, status: Status
+) -> None:
+    """The whole prompt where checkpoints of a running prompt are not kept, else little or none."""
+    result = _invoke(
+        *("plan", "--json", "--block", "1568", "--budget", "4096", "--prompt", "237000"),
+        *("--groups", "3", "--attention-groups", "1", "--pool", "321", "--vllm-version", release),
+        *("--mamba-cache-mode", "align"),
+    )
+    document = json.loads(result.stdout)
+    assert document["fixed"]["redone"] == document["fixed"]["rollbacks"] == 0
+    live = status is Status.LIVE
+    assert document["stock"]["rollbacks"] == (2 if live else 0)
+    keeps_checkpoints = Version(release) < Version("0.29")
+    assert (document["stock"]["redone"] > 100_000) is (live and not keeps_checkpoints)
+
+
+def test_plan_replays_as_many_requests_at_once_as_it_is_told(release: str) -> None:
+    result = _invoke(
+        *("plan", "--json", "--block", "1568", "--budget", "4096", "--prompt", "40000"),
+        *("--groups", "3", "--attention-groups", "1", "--pool", "110", "--requests", "2"),
+        *("--vllm-version", release, "--mamba-cache-mode", "align"),
+    )
+    document = json.loads(result.stdout)
+    alone = 26 + 3 * document["fixed"]["states"]
+    assert document["fixed"]["smallest_pool"] == 2 * alone + 1
+    assert document["fixed"]["rollbacks"] == 0
+
+
+def test_a_server_that_vllm_refuses_to_start_gets_vllms_reason(model: Path) -> None:
+    result = _invoke(
+        *("plan", "--no-replay", "--model", str(model), "--"),
+        *("--max-num-batched-tokens", "512", "--max-num-seqs", "1024", *FLAGS),
+    )
+    assert result.exit_code == 2
+    assert "max_num_batched_tokens (512) must be greater than" in result.stderr
+    assert "errors.pydantic.dev" not in result.stderr
+
+
+def test_a_servers_own_flags_decide_nothing_and_are_skipped(model: Path) -> None:
+    served = ["--max-num-batched-tokens", "4096", "--max-model-len", "237000", *FLAGS]
+    ignored = ["--host", "0.0.0.0", "--api-key", "x", "--reasoning-parser", "qwen3"]
+    ignored += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    result = _invoke(
+        "plan", "--json", "--no-replay", "--model", str(model), "--", *served, *ignored
+    )
+    assert json.loads(result.stdout)["deployment"]["block"] == {"value": 1568, "from": "vLLM"}
 
 
 def test_a_drafter_makes_states_larger_and_more(model: Path) -> None:

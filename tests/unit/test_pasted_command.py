@@ -35,6 +35,7 @@ IGNORED = (
         (f"CUDA_VISIBLE_DEVICES=0,1 VLLM_USE_V2_MODEL_RUNNER=1 vllm serve org/model {SERVED}",
          {"runner": "V2"}),
         (f"nohup vllm serve org/model {SERVED} > server.log 2>&1 &", {}),
+        (f"cd /models && source env.sh; vllm serve org/model {SERVED} --api-key <key> && echo", {}),
         (f"python3 -m vllm.entrypoints.openai.api_server --model=org/model {SERVED}", {}),
         (f"docker run --gpus all -e HF_TOKEN=x -v /m:/m -p 8000:8000 --ipc=host "
          f"vllm/vllm-openai:v0.28.0-cu129 --model org/model {SERVED}", {"version": "0.28.0"}),

@@ -105,6 +105,9 @@ def test_a_fenced_excerpt_with_wrapped_lines_is_read_in_the_order_of_time() -> N
         "flashinfer: enable_prefix_caching=False, async_scheduling=False",
         "(APIServer pid=1) INFO 09-02 13:20:00 [logger.py:1] Received request: prompt: 'vLLM says "
         "Setting attention block size to 16 tokens and Asynchronous scheduling is disabled.'",
+        "(APIServer pid=1) INFO 09-02 13:20:00 [logger.py:1] Received request: prompt: 'why? INFO "
+        "09-02 13:09:07 [scheduler.py:252] Chunked prefill is enabled with "
+        "max_num_batched_tokens=16.'",
         "Draft: Chunked prefill is enabled with max_num_batched_tokens=16.",
     ],
 )
@@ -126,6 +129,9 @@ FRAMES: dict[str, Callable[[str], str]] = {
     "compose -t": lambda line: f"vllm-1  | 2026-09-02T13:09:06.123456789Z {line}",
     "kubectl": lambda line: f"[pod/vllm-0/server] {line}",
     "logcli": lambda line: f'2026-09-02T13:09:06Z {{app="vllm", pod="x"}} {line}',
+    "swarm": lambda line: f"vllm_server.1.ab12@node-3    | {line}",
+    "ray": lambda line: line.replace("(APIServer pid=1)", "(ServeReplica:a:b pid=7, ip=10.0.0.2)"),
+    "journal, iso": lambda line: f"2026-09-02T13:09:06+0200 host vllm[77]: {line}",
     "journal": lambda line: f"Sep 02 13:09:06 host vllm[77]: {line}",
     "quoted": lambda line: f"> {line}",
     "coloured": lambda line: line.replace("INFO", "\x1b[32mINFO\x1b[0m"),

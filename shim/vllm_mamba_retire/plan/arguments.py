@@ -46,7 +46,9 @@ def settings_from(arguments: Mapping[str, Any]) -> dict[str, Any]:
         settings[setting] = value
     if (mode := arguments.get("mamba_cache_mode")) is not None:
         settings["mode"] = str(mode)
-    settings |= drafting(arguments.get("speculative_config"))
+    short = {"num_speculative_tokens": "spec_tokens", "method": "spec_method"}  # >= 0.29
+    drafts = {long: arguments[name] for long, name in short.items() if name in arguments}
+    settings |= drafting(drafts | read_object(arguments.get("speculative_config")))
     connector = read_object(arguments.get("kv_transfer_config")).get("kv_connector")
     if connector is not None:
         settings["connector"] = str(connector)

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,7 +25,7 @@ _IMAGE = re.compile(
     r"(?:^|/)[\w.-]*vllm[\w.-]*(?:@|:(?:v?(\d+\.\d+\.\d+(?:\.?(?:post|dev|rc)\d+)?)?))"
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_ENDS = re.compile(r"(?:[|;&]+|\d*>+&?.*|<.*)")
+_ENDS = re.compile(r"[|;&]+|\d*>+&?.*")
 _SHORT = {
     "-tp": "tensor-parallel-size",
     "-pp": "pipeline-parallel-size",
@@ -77,7 +78,7 @@ def read_command(words: Sequence[str]) -> Command:
     environment = {
         found[1]: found[2] for word in words[:at] if (found := _VARIABLE.fullmatch(word))
     }
-    flags = words[at:]
+    flags = list(takewhile(lambda word: not _ENDS.fullmatch(word), words[at:]))
     model = None
     if flags and not flags[0].startswith("-"):
         model, *flags = flags
@@ -121,8 +122,6 @@ def _split(words: Sequence[str]) -> Iterator[str]:
             if split != [word]:
                 yield from _split(split)
                 continue
-        if _ENDS.fullmatch(word):
-            return
         if word.strip() not in ("", "\\"):
             yield word
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm_mamba_retire import child
 
@@ -46,6 +46,9 @@ _DECIDING = (
     "enable_chunked_prefill",
     "async_scheduling",
     "speculative_config",
+    "spec_method",
+    "spec_model",
+    "spec_tokens",
     "num_lookahead_slots",
 )
 
@@ -63,8 +66,6 @@ def derive(request: dict[str, Any], _report: Any) -> dict[str, Any]:
         return _derive(request["model"], request["flags"])
     except child.RefusalError:
         raise
-    except SystemExit as error:
-        raise child.RefusalError(str(error)) from error
     except Exception as error:
         raise child.RefusalError(_reason(error)) from error
 
@@ -115,8 +116,12 @@ def _parse(model: str, flags: list[str]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise child.RefusalError(f"{message}.")
+
     parser = next(filter(None, map(_parser_in, _PARSER_PLACES)))
-    parsed = parser(FlexibleArgumentParser(prog="vllm serve")).parse_args(flags)
+    parsed = parser(Parser(prog="vllm serve")).parse_args(flags)
     known = {name: getattr(parsed, name) for name in _DECIDING if hasattr(parsed, name)}
     return EngineArgs(**known | {"model": model, "skip_tokenizer_init": True})
 

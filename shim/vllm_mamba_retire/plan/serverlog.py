@@ -30,18 +30,19 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _FRAME = re.compile(
     r"\s*(?:"
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+(?:std(?:out|err) [FP] )?"  # CRI
-    r"|[\w./-]+\s+\|\s"  # docker compose
+    r"|[\w./@-]+\s+\|\s"  # docker compose, docker service
     r"|\[pod/[^\]]+\]\s"  # kubectl logs --prefix
     r"|\{[\w.]+=\"[^}]*\}\s+"  # logcli
-    r"|\w{3} +\d+ [\d:]{8} \S+ [^\s\[]+\[\d+\]:\s"  # journalctl
+    r"|(?:\w{3} +\d+ [\d:]{8} )?\S+ [^\s\[]+\[\d+\]:\s"  # journalctl
     r"|>\s"  # quoted in a report
     r")"
 )
-_PROCESS = re.compile(r"(?:\([\w.-]+pid=\d+[^()]*\))+")
+_PROCESS = re.compile(r"(?:\([\w.:-]+pid=\d+[^()]*\))+")
 _HEADER = re.compile(
     rf"(?P<process>(?:{_PROCESS.pattern})?)(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
     r"(?P<time>\d\d-\d\d\d\d:\d\d:\d\d)\[[\w./-]+\.py:\d+\]"
 )
+_REQUEST = re.compile(r"(?:Receivedrequest|Request\S+details)")  # quotes what users say
 
 _COUNT = r"(\d[\d,]*)"
 # Sentences of vLLM 0.26 to 0.34 without their white space -> settings. Each says where it ends.
@@ -171,13 +172,18 @@ def _sentences(text: str) -> list[_Sentence]:
 
 def _entries(squeezed: str, starts: list[int]) -> Iterator[tuple[int, int, str, str]]:
     """Where entries begin and their messages, with time and process as far as they are there."""
-    headers = list(_HEADER.finditer(squeezed))
+    headers: list[re.Match[str]] = []
+    for header in _HEADER.finditer(squeezed):
+        before = headers[-1].end() if headers else 0
+        same_line = bisect_right(starts, before) == bisect_right(starts, header.start())
+        if not (headers and same_line and _REQUEST.match(squeezed, before)):
+            headers.append(header)
     for header in headers:
         yield header.start(), header.end(), header["time"], header["process"]
     begins = [header.start() for header in headers]
     for start in dict.fromkeys(starts):
-        before = bisect_right(begins, start) - 1
-        if before >= 0 and headers[before].end() > start:
+        place = bisect_right(begins, start) - 1
+        if place >= 0 and headers[place].end() > start:
             continue  # this line begins with a header, or a header was wrapped here
         process = _PROCESS.match(squeezed, start)
         at = process.end() if process else start
