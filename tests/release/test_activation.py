@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from types import ModuleType
@@ -40,7 +41,9 @@ def lines() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def verdict(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> Iterator[Verdict]:
+def verdict(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], module: ModuleType
+) -> Iterator[Verdict]:
     monkeypatch.setenv("MAMBA_RETIRE", "auto")
     yield activation.activate()
     activation.deactivate()
@@ -105,3 +108,54 @@ def test_other_releases_keep_every_object(
     activation.activate()
     assert dict(vars(module.MambaManager)) == own
     assert dict(vars(module.SingleTypeKVCacheManager)) == base
+
+
+DISPLACED = {
+    "deleted": lambda m: delattr(m.MambaManager, binding.REMOVE_RANGE),
+    "overwritten": lambda m: setattr(m.MambaManager, binding.POP_BLOCKS, lambda self, r: []),
+    "overridden below": lambda m: type("Sub", (m.MambaManager,), {binding.POP_BLOCKS: None}),
+    "loaded again": lambda m: setattr(m, "MambaManager", type("MambaManager", (), {})),
+}
+
+
+@pytest.mark.about(Status.LIVE)
+@pytest.mark.parametrize("how", DISPLACED)
+def test_a_patch_that_is_no_longer_in_force_is_reported_once(
+    how: str, verdict: Verdict, lines: list[str], module: ModuleType
+) -> None:
+    record = activation.current()
+    assert record is not None
+    assert activation.recheck(record) is record
+    patched = module.MambaManager
+    ours = {name: vars(patched)[name] for name in binding.PATCHED_METHODS}
+    kept = DISPLACED[how](module)
+    try:
+        found = activation.recheck(record)
+        assert found.verdict.reason is Reason.CONFLICT
+        assert activation.recheck(found) is found
+        assert activation.current() is found
+        assert [line for line in lines if "conflict" in line] == lines[1:]
+        assert len(lines) == 2
+    finally:
+        module.MambaManager = patched  # type: ignore[attr-defined]
+        for name, function in ours.items():
+            setattr(patched, name, function)
+        del kept
+        gc.collect()
+    assert activation.recheck(found).verdict.reason is Reason.PATCHED
+
+
+@pytest.mark.about(Status.LIVE)
+def test_a_wrapper_that_calls_ours_is_no_finding(
+    verdict: Verdict, lines: list[str], module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = activation.current()
+    assert record is not None
+    ours = vars(module.MambaManager)[binding.REMOVE_RANGE]
+    monkeypatch.setattr(module.MambaManager, binding.REMOVE_RANGE, lambda *a: ours(*a))
+    found = activation.recheck(record)
+    assert found.verdict.reason is Reason.PATCHED
+    assert len(lines) == 1
+    assert record.counters is not None
+    assert record.counters.calls == 0, "the probe is no traffic"
+    monkeypatch.undo()
