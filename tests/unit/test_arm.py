@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.children import Child
-from tests.imports import LOADED, PACKAGE
+from tests.imports import LOADED, PACKAGE, ROOT
 
 HEAVY = "{'vllm', 'torch', 'wrapt', 'yaml', 'packaging', 'typer', 'rich', 'dataclasses', 'typing'}"
 
@@ -222,6 +222,13 @@ def test_a_vllm_process_loads_these_modules_and_none_of_the_operator_side(on_pat
     loaded = f"sorted(n for n in sys.modules if n.startswith('{PACKAGE}.'))"
     done = on_path(f"from {PACKAGE}.plugin import register\nregister()\n{IMPORT}print(*{loaded})")
     assert done.stdout.split() == sorted(f"{PACKAGE}.{name}" for name in LOADED), done.stderr
+
+
+def test_the_python_page_lists_the_public_names(child: Child) -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    listed = page.split(f"::: {PACKAGE}\n")[1].split("members: [")[1].split("]")[0]
+    done = child(f"import {PACKAGE} as r; print(*sorted(set(r.__all__) - {{'__version__'}}))")
+    assert done.stdout.split() == listed.split(", ")
 
 
 @pytest.mark.parametrize("mode", ["", " Auto ", "1"])
