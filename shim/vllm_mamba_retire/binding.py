@@ -27,7 +27,7 @@ _PARAMETERS: Final = {
 }
 PATCHED_METHODS: Final = tuple(_PARAMETERS)
 _MARK: Final = "__mamba_retire__"
-_INHERITED: Final = object()
+_INHERITED: Final = "inherited"  # equal in every copy of this package
 # On a manager: our state, and its watermarks under vLLM 0.30.0's name, which public tools read.
 _STATE: Final = "_mamba_retirement"
 _WATERMARKS: Final = "_num_retired_blocks"
@@ -129,7 +129,7 @@ def uninstall(manager_class: type) -> bool:
                 f"{describe(_lookup(manager_class, name))}; remove that one first"
             )
     for name, before in present.before.items():
-        if before is _INHERITED:
+        if before == _INHERITED:
             delattr(manager_class, name)
         else:
             setattr(manager_class, name, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,11 +163,19 @@ def test_a_method_of_ours_that_is_not_in_force_is_named() -> None:
     assert "<lambda>" in str(binding.displaced_method(manager_class))
 
 
-def test_another_copy_of_this_package_is_recognised() -> None:
+def test_another_copy_of_this_package_can_take_the_patch_off() -> None:
     _, manager_class = hierarchy()
-    theirs = type("Installation", (), {})()
-    manager_class.__mamba_retire__ = theirs
-    assert binding.installation(manager_class) is theirs
+    before = dict(vars(manager_class))
+    done = binding.install(manager_class)
+    spec = importlib.util.find_spec(binding.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    assert copy.Installation is not binding.Installation
+    assert copy.installation(manager_class) is done
+    assert copy.uninstall(manager_class)
+    assert dict(vars(manager_class)) == before
 
 
 def test_an_exempt_manager_is_not_counted() -> None:
