@@ -282,8 +282,9 @@ def notes(tree: Tree, after: bytes) -> Iterator[str]:
     """What to know about a tree that gets `after`: other trees, and pip's record of the file."""
     roots = dict.fromkeys(Path(entry).resolve() for entry in sys.path)
     for root in roots:
-        if root != tree.root and (root / FILE).is_file():
-            yield f"another vLLM is at {root / 'vllm'} and is not changed"
+        with suppress(OSError):  # a folder that may not be searched
+            if root != tree.root and (root / FILE).is_file():
+                yield f"another vLLM is at {root / 'vllm'} and is not changed"
     digest = base64.urlsafe_b64encode(hashlib.sha256(after).digest()).rstrip(b"=").decode()
     for record in sorted(tree.root.glob("vllm*.dist-info/RECORD")):
         # A record may name a file and leave its hash out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -153,6 +154,22 @@ def test_record_of_any_kind_does_no_harm(data: bytes | None, count: int, run: Ru
     assert (done.exit_code, (site / FILE).read_text()) == (0, PATCHED)
     notes = [note for note in json.loads(done.stdout)["notes"] if "RECORD" in note]
     assert len(notes) == count
+
+
+def test_folder_of_the_path_that_may_not_be_searched_does_no_harm(
+    run: Run, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    is_file = Path.is_file
+
+    def refuse(path: Path, **options: bool) -> bool:
+        if path.is_relative_to(tmp_path / "closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_file(path, **options)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.syspath_prepend(str(tmp_path / "closed"))
+    done = run("apply", "--yes", "--no-probe")
+    assert (done.exit_code, (site / FILE).read_text()) == (0, PATCHED)
 
 
 @pytest.mark.parametrize("sink", ["full disk", "closed pipe"])
