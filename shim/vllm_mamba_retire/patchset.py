@@ -13,21 +13,18 @@ import csv
 import difflib
 import errno
 import fcntl
-import grp
 import hashlib
-import importlib.machinery
 import importlib.util
 import os
-import pwd
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import Any
 
 from unidiff.errors import UnidiffParseError
@@ -161,50 +158,31 @@ def read_tree(folder: Path, matrix: Matrix) -> Tree:
     root = _root(folder)
     target = read_target(root / "vllm")
     data = _read(root / FILE)
+    tree = partial(Tree, root, target.version, data)
     own = matrix.row_for(target.version)
     # 0.27.0 and 0.27.1 have the same file: the version's own series first.
     for entry in sorted(matrix.patches, key=lambda e: own is None or e.release != own.version):
         hunks = read_hunks(entry)
-        released = data
-        for old, new in hunks:
-            released = _swap(released, new, old)
+        released = _swap(data, [(new, old) for old, new in hunks])
         if sha256(released) != entry.sha256_before:
             continue
-        patched = released
-        for old, new in hunks:
-            patched = _swap(patched, old, new)
+        patched = _swap(released, hunks)
         if sha256(patched) != entry.sha256_after:
             raise PatchsetError(f"{entry.series} does not give the file that the matrix lists")
         state = {released: State.PRISTINE, patched: State.APPLIED}.get(data, State.HALF_APPLIED)
-        return Tree(
-            root,
-            target.version,
-            data,
-            state,
-            settled=state is State.APPLIED,
-            sentence=_SENTENCES[state],
-            series=entry.series,
-            released=released,
-            patched=patched,
-        )
+        settled, sentence = state is State.APPLIED, _SENTENCES[state]
+        return tree(state, settled, sentence, entry.series, released, patched)
     evidence = collect_evidence(target, matrix)
     verdict = decide(evidence)
-    leaks = any(row is not None and row.status is Status.LIVE for row in (own, evidence.row))
-    if verdict.reason in _SETTLED or not leaks:
-        settled = verdict.reason in _SETTLED
-        return Tree(
-            root, target.version, data, State.NOT_COVERED, settled, sentence=verdict.sentence
-        )
-    return Tree(
-        root,
-        target.version,
-        data,
-        State.FOREIGN,
-        settled=False,
-        sentence=f"{root / FILE} (sha256 {sha256(data)}) is neither as released nor patched by "
-        "this series; apply and revert do not change it. Reinstall vLLM, or use the run-time "
-        "patch",
+    if verdict.reason in _SETTLED:
+        return tree(State.NOT_COVERED, True, verdict.sentence)
+    if not any(row is not None and row.status is Status.LIVE for row in (own, evidence.row)):
+        return tree(State.NOT_COVERED, False, verdict.sentence)
+    changed = (
+        f"{root / FILE} (sha256 {sha256(data)}) is neither as released nor patched by this series; "
+        "apply and revert do not change it. Reinstall vLLM, or use the run-time patch"
     )
+    return tree(State.FOREIGN, False, changed)
 
 
 def as_diff(tree: Tree, after: bytes) -> str:
@@ -296,10 +274,13 @@ def notes(tree: Tree, after: bytes) -> Iterator[str]:
             )
 
 
-def _swap(data: bytes, old: bytes, new: bytes) -> bytes:
+def _swap(data: bytes, hunks: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Replace whole lines that occur in exactly one place; the hash tells whether they did."""
-    lines = b"\n" + data  # ties a block to the start of a line
-    return lines.replace(b"\n" + old, b"\n" + new)[1:] if lines.count(b"\n" + old) == 1 else data
+    data = b"\n" + data  # ties a hunk to the start of a line
+    for old, new in hunks:
+        if data.count(b"\n" + old) == 1:
+            data = data.replace(b"\n" + old, b"\n" + new)
+    return data[1:]
 
 
 def _root(folder: Path) -> Path:
@@ -391,22 +372,12 @@ def _replace(tree: Tree, after: bytes, differs: bool) -> None:
             compiled.unlink(missing_ok=True)
         if differs:
             staged.replace(tree.file)
-            _flush(staged.parent)
     except OSError as error:
         raise RefusedError(f"{error.filename or tree.file}: {error.strerror}") from error
     finally:
         with suppress(OSError):
             staged.unlink()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _flush(folder: Path) -> None:
-    with suppress(OSError):  # the file is replaced; only a power cut could tell the difference
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _keep_attributes(source: Path, handle: int) -> None:
@@ -427,11 +398,10 @@ def _keep_attributes(source: Path, handle: int) -> None:
         *(like.st_uid, like.st_gid, like.st_mode),
         attributes,
     ):
-        owner = f"{_name(pwd.getpwuid, like.st_uid)}:{_name(grp.getgrgid, like.st_gid)}"
-        also = f" and its attributes ({', '.join(sorted(attributes))})" if attributes else ""
+        also = f" and attributes ({', '.join(sorted(attributes))})" if attributes else ""
         raise RefusedError(
-            f"{source} belongs to {owner}; the user {_name(pwd.getpwuid, os.geteuid())} cannot "
-            f"keep its owner, group, mode{also}. Run this as its owner or as root"
+            f"{source} belongs to user {like.st_uid} and group {like.st_gid}; user {os.geteuid()} "
+            f"cannot keep its owner, group, mode{also}. Run this as its owner or as root"
         )
 
 
@@ -442,13 +412,6 @@ def _extended(file: Path | int) -> dict[str, bytes]:
         if error.errno != errno.ENOTSUP:
             raise
         return {}  # a file system without any
-
-
-def _name(lookup: Callable[[int], Any], number: int) -> str:
-    try:
-        return str(lookup(number)[0])
-    except KeyError:
-        return str(number)
 
 
 def _probe(tree: Tree, text: bytes) -> str:
@@ -472,41 +435,17 @@ def _probe(tree: Tree, text: bytes) -> str:
     return str(detail)
 
 
-class _FromMemory(importlib.machinery.SourceFileLoader):
-    """Loads a module from a text, as if its file held it."""
-
-    text: str
-
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(self.text, self.path, "exec", dont_inherit=True)
-
-
-class _Finder:
-    """Finds the manager module where Python does, and loads it from memory."""
-
-    def __init__(self, file: Path, text: str) -> None:
-        self.file, self.text = file, text
-
-    def find_spec(
-        self, name: str, path: Any = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != MANAGER_MODULE:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        found = spec.origin if spec else None
-        if spec is None or found is None or Path(found).resolve() != self.file.resolve():
-            raise child.RefusalError(f"it imports {found}")
-        spec.loader = loader = _FromMemory(name, found)
-        loader.text = self.text
-        return spec
-
-
 def _answer(payload: dict[str, str], _report: Callable[[Any], None]) -> list[str]:
     """The child: what the class does when the manager file has the text of the payload."""
     from .probe import probe
 
-    sys.meta_path.insert(0, _Finder(Path(payload["file"]), payload["text"]))
-    seen = probe(importlib.import_module(MANAGER_MODULE))
+    spec = importlib.util.find_spec(MANAGER_MODULE)
+    found = spec.origin if spec else None
+    if spec is None or found is None or Path(found).resolve() != Path(payload["file"]).resolve():
+        raise child.RefusalError(f"it imports {found}")
+    module = sys.modules[MANAGER_MODULE] = importlib.util.module_from_spec(spec)
+    exec(compile(payload["text"], found, "exec", dont_inherit=True), vars(module))
+    seen = probe(module)
     return [seen.outcome.value, seen.detail]
 
 

@@ -174,6 +174,8 @@ def test_signal_while_it_probes_leaves_the_tree_as_it_was_and_no_child(
         ],
         stderr=subprocess.PIPE,
         text=True,
+        # A run in the background, or under nohup, hands ignored signals on.
+        preexec_fn=lambda: ending is signal.SIGKILL or signal.signal(ending, signal.SIG_DFL),
     )
     child = psutil.Process(int(begun.read_text()))
     assert child.is_running()
