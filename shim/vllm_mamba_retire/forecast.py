@@ -57,7 +57,8 @@ def _probe(evidence: Evidence, target: Target) -> Evidence:
     loaded_from = seen.pop("loaded_from")
     # Not imported here, so that the verdict is in the future tense; two trees are a conflict.
     elsewhere = None if loaded_from == str(target.manager_file) else loaded_from
-    outcome = Outcome(seen.pop("outcome")) if seen["outcome"] else None
+    outcome = seen.pop("outcome")  # None where the module has no such class
+    outcome = Outcome(outcome) if outcome else None
     return replace(evidence, loaded_from=elsewhere, outcome=outcome, **seen)
 
 

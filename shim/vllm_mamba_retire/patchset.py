@@ -32,10 +32,11 @@ from unidiff.patch import PatchSet
 
 from . import child
 from .evidence import Outcome, collect_evidence
+from .forecast import predict
 from .names import MANAGER_MODULE, MODE_VARIABLE
 from .releases import Matrix, PatchedFile, Status
 from .target import MANAGER_FILE, read_target
-from .verdict import Reason, decide
+from .verdict import Reason
 
 FILE = Path("vllm") / MANAGER_FILE
 _PROBE_TIMEOUT = 300  # seconds; the import of vLLM and torch takes a few
@@ -145,12 +146,13 @@ def read_hunks(entry: PatchedFile) -> tuple[tuple[bytes, bytes], ...]:
     )
 
 
-def read_tree(folder: Path, matrix: Matrix) -> Tree:
+def read_tree(folder: Path, matrix: Matrix, probe: bool = False) -> Tree:
     """Read a tree, through links.
 
     Args:
         folder: the folder that holds ``vllm/``, or ``vllm/`` itself.
         matrix: the matrix.
+        probe: run code that is known by no hash in a child process, as `status` does.
 
     Raises:
         PatchsetError: no vLLM there, or it or a series cannot be read.
@@ -172,11 +174,13 @@ def read_tree(folder: Path, matrix: Matrix) -> Tree:
         state = {released: State.PRISTINE, patched: State.APPLIED}.get(data, State.HALF_APPLIED)
         settled, sentence = state is State.APPLIED, _SENTENCES[state]
         return tree(state, settled, sentence, entry.series, released, patched)
-    evidence = collect_evidence(target, matrix)
-    verdict = decide(evidence)
+    verdict = predict(target, matrix, probe=probe)
     if verdict.reason in _SETTLED:
         return tree(State.NOT_COVERED, True, verdict.sentence)
-    if not any(row is not None and row.status is Status.LIVE for row in (own, evidence.row)):
+    if not any(
+        row is not None and row.status is Status.LIVE
+        for row in (own, collect_evidence(target, matrix).row)
+    ):
         return tree(State.NOT_COVERED, False, verdict.sentence)
     changed = (
         f"{root / FILE} (sha256 {sha256(data)}) is neither as released nor patched by this series; "

@@ -101,8 +101,9 @@ class Retirement:
         if last_block > len(table):
             counters.ranges_clamped += 1
             last_block = len(table)
-        if self.tables.get(request_id) is table:
-            first_block = max(first_block, self.watermarks.get(request_id, 0))
+        same = self.tables.get(request_id) is table
+        # Never below 0: index -1 is the newest state.
+        first_block = max(first_block, self.watermarks.get(request_id, 0) if same else 0)
         if first_block >= last_block:
             return
         null_block = self.null_block

@@ -114,7 +114,7 @@ def test_half_a_series_is_told_and_finished(tmp_path: Path, cli: Cli):
 def test_release_that_needs_nothing_is_fine_and_left_alone(
     other: str, why: str, tmp_path: Path, cli: Cli
 ):
-    site = files_only(other, tmp_path / "site")
+    site = importable(other, tmp_path / "site")
     before = snapshot(site)
     told = cli("check", "--target", site)
     assert (told.returncode, why in told.stderr) == (0, True)
@@ -221,3 +221,17 @@ def test_what_an_earlier_run_left_says_nothing_about_a_fixed_release(tmp_path: P
     told = cli("check", "--target", site)
     assert (told.returncode, "carries the fix itself" in told.stderr) == (0, True)
     assert snapshot(site) == clean
+
+
+def test_other_code_that_retires_is_fine_and_left_alone(tmp_path: Path, cli: Cli):
+    site = importable(RELEASE, tmp_path / "site")
+    patch_with_gnu(site, RELEASE)
+    with (site / MANAGER).open("a") as stream:
+        stream.write("# one comment more\n")
+    before = snapshot(site)
+    told = json.loads(cli("check", "--target", site, "--json").stdout)
+    assert (told["state"], told["exit_code"]) == ("not covered", 0), told["sentence"]
+    unprobed = json.loads(cli("check", "--target", site, "--no-probe", "--json").stdout)
+    assert (unprobed["state"], unprobed["exit_code"]) == ("foreign change", 1)
+    assert cli("apply", "--target", site, "--yes").returncode == 1
+    assert snapshot(site) == before

@@ -98,6 +98,10 @@ def test_forgotten_request_starts_again(bench: Bench) -> None:
     assert bench.retire(table, 0, 2) == "--"
 
 
+def test_range_from_before_the_table_starts_with_the_table(bench: Bench) -> None:
+    assert bench.retire(bench.table("a-bc"), -1, 3) == "---c"
+
+
 def test_range_past_the_table_is_cut_and_counted(bench: Bench) -> None:
     table = bench.table("ab")
     assert bench.retire(table, 0, 9) == "--"

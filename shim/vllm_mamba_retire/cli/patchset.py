@@ -54,7 +54,13 @@ def diff(target: Target = None) -> None:
         report.sentence = "the series is applied; there is nothing to change" if applied else ""
 
 
-def check(target: Target = None, as_json: Json = False) -> None:
+def check(
+    target: Target = None,
+    probe: Annotated[
+        bool, typer.Option(help="Run code that is known by no hash in a child process.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
     """Report the state of a tree, by hashes: pristine, applied, half applied, foreign change.
 
     Exit 0: applied, or a release that needs nothing. Exit 1: anything else. Exit 2: no vLLM there.
@@ -62,7 +68,7 @@ def check(target: Target = None, as_json: Json = False) -> None:
     with _reported("check", as_json) as report:
         from vllm_mamba_retire.patchset import link_in, overriding_code, tidy
 
-        tree = report.read(target)
+        tree = report.read(target, probe)
         report.files = {str(tree.file): tree.state.value}
         report.sentence = tree.sentence
         hidden = overriding_code(tree, tree.data)
@@ -112,7 +118,7 @@ class _Report:
     notes: list[str] = field(default_factory=list)
     exit_code: int = 0
 
-    def read(self, target: Path | None) -> Tree:
+    def read(self, target: Path | None, probe: bool = False) -> Tree:
         """Read the tree that the command is about."""
         from vllm_mamba_retire.patchset import PatchsetError, read_tree
         from vllm_mamba_retire.releases import load_matrix
@@ -122,7 +128,7 @@ class _Report:
             if (found := find_target()) is None:
                 raise PatchsetError(f"{sys.executable} finds no vLLM; name a tree with --target")
             target = found.package
-        tree = read_tree(target, load_matrix())
+        tree = read_tree(target, load_matrix(), probe)
         self.root, self.version, self.state = str(tree.root), tree.version, tree.state.value
         self.series = tree.series
         return tree
