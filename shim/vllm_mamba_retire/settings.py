@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -65,13 +65,18 @@ class Surroundings:
         return self.verdict.in_doubt or self.obstacle is not None
 
 
-def look_around() -> Surroundings:
-    """Look at this interpreter."""
+def judge_files(target: Target | None, matrix: Matrix) -> Verdict:
+    """The verdict by the files alone."""
+    return decide(collect_evidence(target, matrix))
+
+
+def look_around(judge: Callable[[Target | None, Matrix], Verdict] = judge_files) -> Surroundings:
+    """Look at this interpreter; `forecast.predict` judges as its processes will."""
     target = find_target()
     matrix: Matrix | None = None
     try:
         matrix = load_matrix()
-        verdict = decide(collect_evidence(target, matrix))
+        verdict = judge(target, matrix)
     except MatrixError as error:
         verdict = Verdict(Reason.FAILED, f"{error}; reinstall {DISTRIBUTION}.")
     return Surroundings(

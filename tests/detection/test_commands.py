@@ -12,6 +12,7 @@ import pytest
 
 from tests.children import Child
 from tests.detection.sites import LATENT, LIVE, NATIVE, Site, own_path
+from tests.detection.trees import BY_HAND, in_class
 from vllm_mamba_retire.verification import LAGS, bound
 
 Run = Callable[..., tuple[int, Any]]
@@ -78,6 +79,18 @@ def test_status_of_a_broken_vllm_says_what_is_wrong(
     assert (code, answer["reason"]) == (1, "failed")
     assert f"{tree.manager} does not parse" in answer["sentence"]
     assert answer["table"]["version"] == LIVE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"), [((), "fixed-elsewhere"), (("--no-probe",), "drifted")]
+)
+def test_status_probes_where_the_files_cannot_decide(
+    site: Callable[..., Site], command: Run, arguments: tuple[str, ...], reason: str
+) -> None:
+    tree = site(LIVE)
+    in_class(BY_HAND)(tree)
+    _, answer = command(str(tree.folder), "status", *arguments)
+    assert answer["reason"] == reason, answer["sentence"]
 
 
 def test_status_with_a_broken_table_says_where(trees: Path, child: Child, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """``status``: is the vLLM here fixed, and what did each running vLLM process decide?
 
-Imports neither vLLM nor torch, and answers in a fraction of a second.
+Imports neither vLLM nor torch, and answers in a fraction of a second. Where the files alone cannot
+decide, a child process imports vLLM's manager and runs the probe.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,6 +42,13 @@ def status(
     ray: Annotated[
         bool, typer.Option("--ray", help="Ask every node of the Ray cluster (RAY_ADDRESS).")
     ] = False,
+    no_probe: Annotated[
+        bool,
+        typer.Option(
+            "--no-probe",
+            help="Decide by the files alone: do not run a child process that imports vLLM.",
+        ),
+    ] = False,
 ) -> None:
     """Tell whether the vLLM here is fixed, and what each running vLLM process decided.
 
@@ -48,9 +57,10 @@ def status(
     """
     # Nothing here imports vLLM, and looking for it must not load what waits for its import.
     disarm()
+    from vllm_mamba_retire.forecast import predict
     from vllm_mamba_retire.settings import look_around
 
-    here = look_around()
+    here = look_around(functools.partial(predict, probe=not no_probe))
     nodes = _nodes(ray)
     if as_json or form is Format.JSON:
         typer.echo(json.dumps(_as_data(here, nodes), indent=2))
