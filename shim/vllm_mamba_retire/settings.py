@@ -6,12 +6,14 @@ touch the same class. Reads files and metadata only, works on a broken vLLM, imp
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import distributions
 from pathlib import Path
 
 from .evidence import collect_evidence
@@ -21,8 +23,27 @@ from .target import Target, find_target
 from .verdict import Reason, Verdict, decide
 
 DISTRIBUTION = "vllm-mamba-retire"
+PACKAGE = "vllm_mamba_retire"
 PLUGIN = "mamba_retire"
-_GROUP = "vllm.general_plugins"
+GROUP = "vllm.general_plugins"
+PLUGINS_VARIABLE = "VLLM_PLUGINS"
+# What the package imports in a vLLM process; pip install --no-deps leaves them out.
+REQUIRED_MODULES = ("msgspec", "packaging", "psutil", "wrapt", "yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What an interpreter has of this package.
+
+    Attributes:
+        version: of its distribution; None where there is no metadata.
+        entry_point: whether vLLM's plug-in loader finds it.
+        missing: modules that it imports in a vLLM process and that are not there, itself included.
+    """
+
+    version: str | None
+    entry_point: bool = False
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +100,7 @@ def look_around(judge: Callable[[Target | None, Matrix], Verdict] = judge_files)
         verdict = judge(target, matrix)
     except MatrixError as error:
         verdict = Verdict(Reason.FAILED, f"{error}; reinstall {DISTRIBUTION}.")
+    off = read_mode(os.environ.get(MODE_VARIABLE)) == "off"
     return Surroundings(
         interpreter=sys.executable,
         python=platform.python_version(),
@@ -86,32 +108,70 @@ def look_around(judge: Callable[[Target | None, Matrix], Verdict] = judge_files)
         verdict=verdict,
         row=matrix.row_for(target.version) if matrix and target else None,
         mode=os.environ.get(MODE_VARIABLE, "auto"),
-        obstacle=_obstacle(),
+        obstacle=None if off else obstacle(os.environ, find_installed()),
         neighbours=tuple(_neighbours(matrix)) if matrix else (),
         shadowed=tuple(_shadowed(target)) if target else (),
     )
 
 
-def _obstacle() -> str | None:
-    """The first thing that keeps vLLM from loading or obeying this package."""
-    mode = os.environ.get(MODE_VARIABLE)
-    if read_mode(mode) is None:
-        return f"MAMBA_RETIRE={mode} is none of auto, require, off; unset it."
-    if not any(_offers_plugin(found) for found in distributions(name=DISTRIBUTION)):
+def obstacle(environ: Mapping[str, str], installed: Installed) -> str | None:
+    """Why a vLLM process would not load or obey this package.
+
+    Args:
+        environ: the environment that the process is started with.
+        installed: what its interpreter has of this package.
+
+    Returns:
+        The first reason, as a sentence with what to do; None if the process decides by the verdict
+        on its vLLM. ``MAMBA_RETIRE=off`` is a reason too; a caller that takes it for the
+        operator's choice checks `names.read_mode` first.
+    """
+    if installed.version is None:
+        return f"{DISTRIBUTION} is not installed beside vLLM; install it there."
+    if not installed.entry_point:
         return (
-            f"vLLM finds no entry point {PLUGIN} in {_GROUP}; pip install {DISTRIBUTION} into "
-            f"{sys.prefix}."
+            f"vLLM finds no entry point {PLUGIN} in {GROUP}; reinstall {DISTRIBUTION} beside vLLM."
         )
-    allowed = os.environ.get("VLLM_PLUGINS")
+    if installed.missing:
+        return (
+            f"{', '.join(installed.missing)} cannot be imported beside vLLM; reinstall "
+            f"{DISTRIBUTION} with its dependencies."
+        )
+    mode = read_mode(value := environ.get(MODE_VARIABLE))
+    if mode is None:
+        return f"{MODE_VARIABLE}={value} is none of auto, require, off; unset it."
+    if mode == "off":
+        return f"{MODE_VARIABLE}={value} leaves vLLM as it is; unset it."
+    allowed = environ.get(PLUGINS_VARIABLE)
     if allowed is not None and PLUGIN not in allowed.split(","):
-        return f"VLLM_PLUGINS={allowed} leaves this package out; add {PLUGIN}."
+        return f"{PLUGINS_VARIABLE}={allowed} leaves this package out; add {PLUGIN}."
     return None
 
 
-def _offers_plugin(distribution: Distribution) -> bool:
-    return any(
-        point.group == _GROUP and point.name == PLUGIN for point in distribution.entry_points
+def find_installed(path: Sequence[str] | None = None) -> Installed:
+    """What an interpreter has of this package.
+
+    Args:
+        path: the folders that it imports from, in order; by default those of this interpreter.
+    """
+    found = list(distributions(name=DISTRIBUTION, path=list(sys.path if path is None else path)))
+    # As vLLM's plug-in loader does, which takes the entry points of every copy.
+    points = [p for each in found for p in each.entry_points if p.group == GROUP]
+    missing = tuple(name for name in (PACKAGE, *REQUIRED_MODULES) if not _spec(name, path))
+    return Installed(
+        version=found[0].version if found else None,
+        entry_point=any(point.name == PLUGIN for point in points),
+        missing=missing,
     )
+
+
+def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    try:
+        spec = importlib.util.find_spec(name) if path is None else PathFinder.find_spec(name, path)
+    except (ImportError, ValueError):  # a stand-in in sys.modules has no spec
+        return None
+    # A folder without __init__.py is left over from an uninstall.
+    return spec if spec is not None and spec.origin is not None else None
 
 
 def _neighbours(matrix: Matrix) -> Iterator[Neighbour]:

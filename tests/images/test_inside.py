@@ -15,7 +15,6 @@ from tools.images import rollout as images
 
 from vllm_mamba_retire.images.engine import Engine
 from vllm_mamba_retire.images.inspection import inspect
-from vllm_mamba_retire.images.live import read_image
 from vllm_mamba_retire.releases import load_matrix
 
 Build = Callable[..., str]
@@ -89,7 +88,7 @@ def changed(found: dict[str, Any], *path: str, to: object) -> dict[str, Any]:
 def test_each_thing_that_is_wrong_is_a_failure(
     live: str, live_outcome: images.Outcome, path: tuple[str, ...], to: object, said: str
 ) -> None:
-    inspection = inspect(*read_image(live, "podman"))
+    inspection = inspect(*Engine("podman").read(live))
     inside = live_outcome.data["inside"]
     assert images.judge(inspection, inside) == ""
     assert said in images.judge(inspection, changed(inside, *path, to=to))
@@ -104,9 +103,9 @@ def test_image_that_breaks_inside_is_a_failure_with_its_message(live: str, deriv
 
 
 def test_container_that_does_not_start_is_a_failure(live: str) -> None:
-    inspection = inspect(*read_image(live, "podman"))
-    inside = images.run_inside(Engine("podman"), inspection, Path("/nowhere"), [])
-    assert "no such file or directory" in images.judge(inspection, inside)
+    podman = Engine("podman")
+    inside = images.run_inside(podman, inspect(*podman.read(live)), Path("/nowhere"), [])
+    assert "no such file or directory" in inside["error"]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import platform
 import re
+import subprocess
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,15 +36,20 @@ if importlib.util.find_spec("vllm_mamba_retire") is None:  # nox has no environm
     sys.path.insert(0, str(provision.ROOT / "shim"))
 
 from vllm_mamba_retire import __version__
-from vllm_mamba_retire.images.config import this_architecture
-from vllm_mamba_retire.images.engine import Engine, NoEngineError, NoImageError
+from vllm_mamba_retire.images.engine import (
+    LABEL,
+    Engine,
+    NoEngineError,
+    NoImageError,
+    raising_signals,
+)
+from vllm_mamba_retire.images.image import ImageError
 from vllm_mamba_retire.images.inspection import Inspection, inspect
-from vllm_mamba_retire.images.live import read_image
-from vllm_mamba_retire.images.tree import ImageError
 from vllm_mamba_retire.releases import Image, Status, load_matrix
 
 RESULTS = provision.CACHE / "images"
 _HOME = "/mamba-retire"
+_MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ def run_inside(
     options = [f"--volume={folder}:ro" for folder in folders]
     options += [f"--env=MAMBA_RETIRE_TEST_RELEASE={row.version if row else version}"]
     options += [f"--entrypoint=/{inspection.serving.interpreter}"]
-    done = engine.run(inspection.config.name, options, f"{_HOME}/inside.py")
+    done = _run(engine, options, inspection.config.name, f"{_HOME}/inside.py")
     try:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
@@ -182,14 +190,14 @@ def write_back(table: Path, outcome: Outcome) -> None:
 def _outcome(name: str, engine: Engine, wish: argparse.Namespace) -> Outcome:
     try:
         if wish.pull:
-            engine.pull(name)
-        inspection = inspect(*read_image(name, engine.command))
+            _pull(engine, name)
+        inspection = inspect(*engine.read(name))
     except NoImageError as error:
         return Outcome(name, "skipped", str(error))
     except ImageError as error:
         return Outcome(name, "failed", str(error))
-    if inspection.serving.architecture != this_architecture():
-        says = f"is for {inspection.serving.architecture}, this machine is {this_architecture()}"
+    if inspection.serving.architecture != _MACHINE:
+        says = f"is for {inspection.serving.architecture}, this machine is {_MACHINE}"
         return Outcome(name, "skipped", says)
     wheels = wish.wheels or wheelhouse(str(inspection.serving.python))
     inside = run_inside(engine, inspection, wheels, wish.mount)
@@ -202,6 +210,26 @@ def _outcome(name: str, engine: Engine, wish: argparse.Namespace) -> Outcome:
         f"{tests['tests'] - tests['skipped']} release tests passed"
     )
     return Outcome(name, "passed", says, data)
+
+
+def _pull(engine: Engine, image: str) -> None:
+    done = subprocess.run([engine.command, "pull", image], capture_output=True, text=True)
+    if done.returncode:
+        raise NoImageError(f"pulling {image} was refused: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def _run(engine: Engine, options: Sequence[str], *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a container to its end, without a network; removed however this process ends."""
+    name = f"{LABEL}-{uuid.uuid4().hex[:12]}"
+    run = [engine.command, "run", "--rm", f"--name={name}", "--pull=never", "--network=none"]
+    with raising_signals():
+        try:
+            return subprocess.run(
+                [*run, f"--label={LABEL}", *options, *command], capture_output=True, text=True
+            )
+        except BaseException:
+            subprocess.run([engine.command, "rm", "--force", name], capture_output=True)
+            raise
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:

@@ -1,25 +1,32 @@
-"""Docker or podman, asked through their own commands.
+"""Docker or podman, through their own commands.
 
-Every container made here is removed again, whatever happens in between. Nothing is pulled unless
-`Engine.pull` is called.
+A container is created, exported and removed, and never started. It is removed, too, when this
+process is told to end; one whose process was killed is removed by the next.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import re
 import shutil
+import signal
+import socket
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import NoReturn
 
-from .config import Config
-from .tree import ImageError
+import msgspec
+import psutil
+
+from .image import Config, ImageError, Root, read_tar
 
 ENGINES = ("docker", "podman")
-LABEL = "vllm-mamba-retire"  # on every container made here
-_OPTIONS = ("--pull=never", "--network=none", f"--label={LABEL}")
+LABEL = "vllm-mamba-retire"  # on every container created here
+_HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())
+_CHUNK = 1 << 20
 
 
 class NoEngineError(ImageError):
@@ -28,6 +35,23 @@ class NoEngineError(ImageError):
 
 class NoImageError(ImageError):
     """The engine does not have the image."""
+
+
+class _Settings(msgspec.Struct, rename="pascal"):
+    env: list[str] | None = None
+    entrypoint: list[str] | None = None
+    cmd: list[str] | None = None
+    working_dir: str | None = None
+    user: str | None = None
+
+
+class _Image(msgspec.Struct, rename="pascal"):
+    """What ``image inspect`` prints, as far as it matters."""
+
+    id: str
+    architecture: str | None = None
+    repo_digests: list[str] | None = None
+    config: _Settings | None = None
 
 
 class Engine:
@@ -43,22 +67,22 @@ class Engine:
         Raises:
             NoEngineError: none does; a client without its daemon does not.
         """
-        said = []
+        problems = []
         for command in (wanted,) if wanted else ENGINES:
             if shutil.which(command) is None:
-                said.append(f"{command} is not installed")
+                problems.append(f"{command} is not installed")
                 continue
             answer = _run([command, "info"])
             if answer.returncode == 0:
                 return cls(command)
-            said.append(f"{command} does not answer ({_last_line(answer.stderr)})")
-        raise NoEngineError(f"no container engine: {'; '.join(said)}")
+            problems.append(f"{command} does not answer ({_last_line(answer.stderr)})")
+        raise NoEngineError(f"no container engine: {'; '.join(problems)}")
 
     def config(self, image: str) -> Config:
         """What the engine knows of an image that it has.
 
         Raises:
-            NoImageError: it does not have it.
+            ImageError: it does not have it, or describes it in an unknown way.
         """
         answer = _run([self.command, "image", "inspect", image])
         if answer.returncode:
@@ -66,81 +90,121 @@ class Engine:
                 f"{self.command} has no image {image}; check the name, or fetch it with "
                 f"`{self.command} pull {image}`"
             )
-        (about,) = json.loads(answer.stdout)
-        digests = about.get("RepoDigests") or [None]
-        return Config.of(
-            image,
-            about,
-            image_id="sha256:" + about["Id"].removeprefix("sha256:"),
-            digest=digests[0] and digests[0].rpartition("@")[2],
+        try:
+            (about,) = msgspec.json.decode(answer.stdout, type=list[_Image])
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise ImageError(f"{self.command} describes {image} unreadably: {error}") from error
+        settings = about.config or _Settings()
+        pairs = (line.partition("=") for line in settings.env or ())
+        return Config(
+            name=image,
+            image_id="sha256:" + about.id.removeprefix("sha256:"),
+            digest=next((each.rpartition("@")[2] for each in about.repo_digests or ()), None),
+            architecture=about.architecture,
+            environment={key: value for key, _, value in pairs},
+            command=(*(settings.entrypoint or ()), *(settings.cmd or ())),
+            folder=(settings.working_dir or "").strip("/"),
+            user=settings.user or "",
         )
 
-    def pull(self, image: str) -> None:
-        """Fetch an image.
+    def read(self, image: str) -> tuple[Config, Root]:
+        """What matters of an image that the engine has.
 
         Raises:
-            NoImageError: refused or impossible.
+            ImageError: it does not have it, or it cannot be read.
         """
-        answer = _run([self.command, "pull", image])
-        if answer.returncode:
-            raise NoImageError(f"pulling {image} was refused: {_last_line(answer.stderr)}")
+        config = self.config(image)
+        root = Root("".join(config.command[:1]))
+        with raising_signals():
+            self._remove_leftovers()
+            with self._container(image) as container:
+                missing = self._export(container, root)
+                if missing:
+                    self._export(container, root, missing)
+        return config, root
 
     @contextmanager
-    def container(self, image: str) -> Iterator[str]:
-        """A container of the image that is never started, removed at the end.
-
-        Raises:
-            ImageError: it cannot be made.
-        """
-        # The command is never run; an image without one would be refused otherwise.
-        command = [self.command, "create", *_OPTIONS, image, "none"]
-        answer = _run(command)
-        if answer.returncode:
-            raise ImageError(f"{' '.join(command)}: {_last_line(answer.stderr)}")
-        name = answer.stdout.split()[-1]
+    def _container(self, image: str) -> Iterator[str]:
+        name = f"{LABEL}-{_HOST}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        options = ("--pull=never", "--network=none", f"--label={LABEL}", f"--name={name}")
         try:
+            # "none" is never run; an image without a command would be refused otherwise.
+            answer = _run([self.command, "create", *options, image, "none"])
+            if answer.returncode:
+                told = _last_line(answer.stderr)
+                raise ImageError(f"{self.command} cannot create a container of {image}: {told}")
             yield name
         finally:
-            _run([self.command, "rm", "--force", "--volumes", name])
+            self._remove(name)
 
-    @contextmanager
-    def exported(self, container: str) -> Iterator[IO[bytes]]:
-        """The container's file system as a tar stream.
-
-        Raises:
-            ImageError: the engine failed on the way.
-        """
+    def _export(
+        self, container: str, root: Root, wanted: frozenset[str] = frozenset()
+    ) -> frozenset[str]:
         command = [self.command, "export", container]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with (
+            tempfile.TemporaryFile("w+", errors="replace") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process,
+        ):
             assert process.stdout is not None
-            assert process.stderr is not None
             try:
-                yield process.stdout
+                missing = read_tar(root, process.stdout, wanted)
+                while process.stdout.read(_CHUNK):
+                    pass  # behind the end mark
             except BaseException:
-                process.kill()
+                process.terminate()  # it holds the engine's lock
                 raise
-            problem = process.stderr.read().decode("utf-8", "replace")
-        if process.returncode:
-            raise ImageError(f"{' '.join(command)}: {_last_line(problem)}")
+            if process.wait():
+                log.seek(0)
+                raise ImageError(f"{' '.join(command)}: {_last_line(log.read())}")
+        return missing
 
-    def run(self, image: str, options: Sequence[str], *command: str) -> Any:
-        """Run a container to its end, without a network, and remove it.
+    def _remove_leftovers(self) -> None:
+        """Remove containers of processes of this machine that were killed."""
+        every = ("ps", "--all", f"--filter=label={LABEL}", "--format={{.Names}}")
+        for name in _run([self.command, *every]).stdout.split():
+            owner = re.fullmatch(rf"{LABEL}-{_HOST}-(\d+)-\w+", name)
+            if owner and not psutil.pid_exists(int(owner[1])):
+                self._remove(name)
 
-        Returns:
-            `subprocess.CompletedProcess` with text output.
-        """
-        name = f"{LABEL}-{uuid.uuid4().hex[:12]}"
-        named = [self.command, "run", "--rm", f"--name={name}", *_OPTIONS]
-        try:
-            return _run([*named, *options, image, *command])
-        except BaseException:
-            # An interrupted client is killed; its container would run on.
-            _run([self.command, "rm", "--force", name])
-            raise
+    def _remove(self, name: str) -> None:
+        _run([self.command, "rm", "--force", "--volumes", name])
+
+
+@contextmanager
+def raising_signals() -> Iterator[None]:
+    """Turn the signals that end this process into `SystemExit`, so that it cleans up first."""
+
+    def stop(number: int, _frame: object) -> NoReturn:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # a second one must not stop the cleaning up
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    # nohup ignores one of them on purpose.
+    taken = [each for each in numbers if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, stop) for each in taken}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C must not end a removal
+    ) as process:
+        try:
+            out, problem = process.communicate()
+        except BaseException:
+            process.terminate()  # an engine finishes what it must not leave half done
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, problem)
 
 
 def _last_line(text: str) -> str:

@@ -1,24 +1,21 @@
-"""From an image's files to a verdict: the same questions as at start-up, asked from outside."""
+"""From an image's files to a verdict, as a process that starts in the image would come to it."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from email.parser import BytesHeaderParser
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from vllm_mamba_retire.evidence import collect_evidence
 from vllm_mamba_retire.releases import load_matrix
-from vllm_mamba_retire.target import Target, read_target
+from vllm_mamba_retire.settings import Installed, find_installed, obstacle
+from vllm_mamba_retire.target import MANAGER_FILE, Target, read_target
 from vllm_mamba_retire.verdict import Reason, Verdict, decide
 
-from .config import Config
+from .image import METADATA_FILES, MODULE_FILES, VLLM_FILES, Config, ImageError, Root
 from .serving import Serving, find_serving
-from .tree import Tree
-
-_PLUGIN = "mamba_retire"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +27,58 @@ class Inspection:
         serving: the interpreter and vLLM that it would start.
         target: that vLLM, with its paths as they are in the image.
         verdict: what this package says about it.
-        installed: version of this package beside it; None where it is not there.
-        obstacles: why nothing would patch a vLLM that needs it, a sentence each.
+        installed: what the interpreter has of this package.
+        obstacle: why the process would not patch a vLLM that needs it; None where it would.
     """
 
     config: Config
     serving: Serving
     target: Target
     verdict: Verdict
-    installed: str | None
-    obstacles: tuple[str, ...]
+    installed: Installed
+    obstacle: str | None
 
     @property
     def reason(self) -> str:
-        """Reason code, or ``unpatched`` where this vLLM leaks and nothing in the image stops it."""
-        return "unpatched" if self.obstacles else self.verdict.reason.value
+        """Code of the verdict; ``undecided`` where it cannot be told which vLLM serves, and
+        ``unpatched`` where it leaks and nothing in the image stops it.
+        """
+        if self._undecided:
+            return "undecided"
+        return "unpatched" if self.obstacle else self.verdict.reason.value
 
     @property
     def sentence(self) -> str:
         """Why, for people."""
-        return " ".join(self.obstacles) or self.verdict.sentence
+        if self._undecided:
+            trees = ", ".join([str(self.target.package), *self.serving.others])
+            return (
+                f"The image has several vLLM ({trees}), and its command does not tell which one "
+                "serves; remove the others, or start the Python that serves by its path."
+            )
+        if self.obstacle:
+            return f"vLLM {self.target.version} leaks and is not patched: {self.obstacle}"
+        if not self.serving.certain:
+            return (
+                f"{self.target.package} is not on the search path of /{self.serving.interpreter}. "
+                f"{self.verdict.sentence}"
+            )
+        return self.verdict.sentence
 
     @property
     def finding(self) -> bool:
-        """Whether somebody has to do something before this image serves."""
-        return bool(self.obstacles) or self.verdict.in_doubt or not self.serving.certain
+        """Whether the image must not serve as it is."""
+        return (
+            self._undecided
+            or bool(self.obstacle)
+            or self.verdict.in_doubt
+            or not self.serving.certain
+        )
+
+    @property
+    def _undecided(self) -> bool:
+        told = self.serving.followed and self.serving.certain
+        return bool(self.serving.others) and not told
 
     def to_data(self) -> dict[str, Any]:
         """As JSON knows it."""
@@ -73,75 +97,50 @@ class Inspection:
                 "on_search_path": self.serving.certain,
                 "others": list(self.serving.others),
             },
-            "installed": self.installed,
+            "installed": self.installed.version,
             "reason": self.reason,
             "sentence": self.sentence,
         }
 
 
-def inspect(config: Config, tree: Tree) -> Inspection:
+def inspect(config: Config, root: Root) -> Inspection:
     """Decide about the vLLM of an image.
 
     Raises:
-        ImageError: it has no Python or no vLLM, or a link on the way leaves its root.
+        ImageError: it has no Python or no vLLM, or its source cannot be parsed.
     """
-    serving = find_serving(config, tree)
-    target = _target(tree, serving)
-    verdict = decide(collect_evidence(target, load_matrix()))
-    installed = _installed(tree, serving)
-    obstacles = tuple(_obstacles(config, installed)) if verdict.reason is Reason.PATCHED else ()
-    return Inspection(config, serving, target, verdict, installed, obstacles)
-
-
-def _obstacles(config: Config, installed: str | None) -> list[str]:
-    found = []
-    if installed is None:
-        found.append(
-            "This vLLM keeps states that lie before a null gap, and vllm-mamba-retire is not "
-            "installed beside it; install it in the image, or apply the patch series."
-        )
-    if config.environment.get("MAMBA_RETIRE") == "off":
-        found.append("The image sets MAMBA_RETIRE=off; unset it.")
-    allowed = config.environment.get("VLLM_PLUGINS")
-    if allowed is not None and _PLUGIN not in allowed.split(","):
-        found.append(f"The image sets VLLM_PLUGINS={allowed}, without {_PLUGIN}; add it.")
-    return found
-
-
-def _target(tree: Tree, serving: Serving) -> Target:
-    """The vLLM that serves, looked at in a folder of ours."""
+    serving = find_serving(config, root)
     with tempfile.TemporaryDirectory(prefix="mamba-retire-") as work:
-        for path, data in _vllm_files(tree, serving):
-            ours = Path(work, *path.parts)
-            ours.parent.mkdir(parents=True, exist_ok=True)
-            ours.write_bytes(data)
-        seen = read_target(Path(work, "vllm"))
-        package = Path("/", serving.package)
-        return replace(
-            seen,
-            package=package,
-            manager_file=package / seen.manager_file.relative_to(seen.package),
-            problem=seen.problem and seen.problem.replace(str(seen.package), str(package)),
-        )
+        # The search path again, in folders that the code of a vLLM process can read.
+        path = {folder: Path(work, str(number)) for number, folder in enumerate(serving.path)}
+        for folder, copy in path.items():
+            for file, data in _files(root, folder):
+                (copy / file).parent.mkdir(parents=True, exist_ok=True)
+                (copy / file).write_bytes(data)
+        ours = path[serving.site] / "vllm"
+        seen = read_target(ours)
+        try:
+            verdict = decide(collect_evidence(seen, load_matrix()))
+        except (RecursionError, MemoryError) as error:  # from Python's parser
+            raise ImageError(f"{config.name}: vLLM is nested too deeply to be parsed") from error
+        installed = find_installed([str(folder) for folder in path.values()])
+    # Paths as they are in the image.
+    package = Path("/", serving.package)
+    target = replace(seen, package=package, manager_file=package / MANAGER_FILE)
+    verdict = replace(verdict, sentence=verdict.sentence.replace(str(ours), str(package)))
+    leaks = verdict.reason is Reason.PATCHED
+    problem = obstacle(config.environment, installed) if leaks else None
+    return Inspection(config, serving, target, verdict, installed, problem)
 
 
-def _vllm_files(tree: Tree, serving: Serving) -> Iterator[tuple[PurePosixPath, bytes]]:
-    """The package and what its distribution says, as they would lie below the site folder."""
-    for path, data in tree.files.items():
-        if path.startswith(f"{serving.package}/"):
-            yield PurePosixPath("vllm", path.removeprefix(f"{serving.package}/")), data
-    for folder in tree.names_in(serving.site):
-        if folder.startswith("vllm") and folder.endswith("-info"):
-            for name in tree.names_in(f"{serving.site}/{folder}"):
-                text = tree.read(f"{serving.site}/{folder}/{name}")
-                if text is not None:
-                    yield PurePosixPath(folder, name), text
-
-
-def _installed(tree: Tree, serving: Serving) -> str | None:
-    for folder in (serving.site, *serving.path):
-        for name in tree.names_in(folder):
-            if name.startswith("vllm_mamba_retire-") and name.endswith(".dist-info"):
-                metadata = tree.read(f"{folder}/{name}/METADATA") or b""
-                return str(BytesHeaderParser().parsebytes(metadata)["Version"])
-    return None
+def _files(root: Root, folder: str) -> Iterator[tuple[str, bytes]]:
+    """What matters of one folder of the search path, by relative path."""
+    described = [name for name in root.names_in(folder) if name.startswith("vllm")]
+    for file in (
+        *(f"vllm/{name}" for name in VLLM_FILES),
+        *MODULE_FILES,
+        *(f"{name}/{file}" for name in described for file in METADATA_FILES),
+    ):
+        data = root.read(f"{folder}/{file}")
+        if data is not None:
+            yield file, data

@@ -1,9 +1,7 @@
-"""Makes image archives as engines write them, and the layers in them, entry by entry."""
+"""Makes small images: unpacked, as an engine's export, and behind a docker that answers."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
 import json
 import tarfile
@@ -11,6 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from vllm_mamba_retire.cli import app
 
 SITE = "usr/lib/python3/dist-packages"
 VLLM = f"{SITE}/vllm"
@@ -30,13 +33,12 @@ class Link:
     hard: bool = False
 
 
-FOLDER = None
-Entries = Mapping[str, "bytes | Link | None"]
+Entries = Mapping[str, "bytes | Link"]
 
 PYTHON: Entries = {"usr/bin/python3": Link("python3.11"), "usr/bin/python3.11": AMD64}
 
 
-def vllm(version: str = "0.29.0", source: bytes = SOURCE, site: str = SITE) -> Entries:
+def vllm(version: str = "0.29.0", source: bytes = SOURCE, site: str = SITE) -> dict[str, Any]:
     """The files of a vLLM that tell what it is."""
     return {
         f"{site}/vllm/__init__.py": b"",
@@ -46,23 +48,30 @@ def vllm(version: str = "0.29.0", source: bytes = SOURCE, site: str = SITE) -> E
     }
 
 
-def own(version: str = "0.1.0", site: str = SITE) -> Entries:
-    """What pip leaves of this package."""
-    metadata = f"Name: vllm-mamba-retire\nVersion: {version}\n".encode()
-    return {f"{site}/vllm_mamba_retire-{version}.dist-info/METADATA": metadata}
+def native(site: str = SITE) -> dict[str, Any]:
+    """The files of a vLLM that carries the fix."""
+    return vllm("0.30.0", NATIVE_SOURCE, site)
 
 
-def layer(entries: Entries | Iterable[tuple[str, Any]]) -> bytes:
-    """One layer as an uncompressed tar, entries in order."""
+def own(version: str = "0.1.0", site: str = SITE) -> dict[str, Any]:
+    """What pip leaves of this package and of what it imports in a vLLM process."""
+    info = f"{site}/vllm_mamba_retire-{version}.dist-info"
+    modules = ("vllm_mamba_retire", "msgspec", "packaging", "psutil", "wrapt", "yaml")
+    return {
+        f"{info}/METADATA": f"Name: vllm-mamba-retire\nVersion: {version}\n".encode(),
+        f"{info}/entry_points.txt": b"[vllm.general_plugins]\nmamba_retire = x:y\n",
+        **{f"{site}/{name}/__init__.py": b"" for name in modules},
+    }
+
+
+def tarred(entries: Entries | Iterable[tuple[str, bytes | Link]]) -> bytes:
+    """A tar as engines export it, entries in order."""
     buffer = io.BytesIO()
     pairs = entries.items() if isinstance(entries, Mapping) else entries
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, what in pairs:
             member = tarfile.TarInfo(name)
-            if what is FOLDER:
-                member.type = tarfile.DIRTYPE
-                tar.addfile(member)
-            elif isinstance(what, Link):
+            if isinstance(what, Link):
                 member.type = tarfile.LNKTYPE if what.hard else tarfile.SYMTYPE
                 member.linkname = what.to
                 tar.addfile(member)
@@ -72,62 +81,56 @@ def layer(entries: Entries | Iterable[tuple[str, Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def saved(path: Path, *layers: bytes, **settings: Any) -> Path:
-    """An archive as ``docker save`` writes it. Keyword arguments go into its configuration."""
-    config = _config(layers, "amd64", settings)
-    name = f"{_sha(config)}.json"
-    paths = [f"{number}/layer.tar" for number in range(len(layers))]
-    manifest = [{"Config": name, "RepoTags": ["local/vllm:test"], "Layers": paths}]
-    files = dict(zip(paths, layers, strict=True)) | {name: config}
-    path.write_bytes(layer({"manifest.json": json.dumps(manifest).encode(), **files}))
-    return path
-
-
-def oci(path: Path, images: Mapping[str, Iterable[bytes]], attested: bool = False) -> Path:
-    """An OCI archive with gzipped layers, for one or several architectures."""
-    blobs: dict[str, bytes] = {}
-    entries = [
-        _oci_image(blobs, architecture, list(layers)) for architecture, layers in images.items()
-    ]
-    if attested:
-        entries.append({"digest": "sha256:none", "platform": {"architecture": "unknown"}})
-    index = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
-    path.write_bytes(layer({"oci-layout": b"{}", "index.json": index, **blobs}))
-    return path
-
-
 def unpacked(root: Path, entries: Entries) -> Path:
     """A root file system on disk."""
     for name, what in entries.items():
         at = root / name
         at.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(what, Link):
-            at.symlink_to(what.to)
-        elif what is not None:
+        if not isinstance(what, Link):
             at.write_bytes(what)
+        elif what.hard:
+            at.hardlink_to(root / what.to)
+        else:
+            at.symlink_to(what.to)
     return root
 
 
-def _oci_image(blobs: dict[str, bytes], architecture: str, layers: list[bytes]) -> dict[str, Any]:
-    def put(data: bytes, kind: str) -> dict[str, Any]:
-        blobs[f"blobs/sha256/{_sha(data)}"] = data
-        return {"mediaType": kind, "digest": f"sha256:{_sha(data)}", "size": len(data)}
+class Docker:
+    """A docker that has one image, alone on PATH; it writes down how it is called."""
 
-    packed = [
-        put(gzip.compress(data, mtime=0), "application/vnd.oci.image.layer.v1.tar+gzip")
-        for data in layers
-    ]
-    config = put(_config(layers, architecture, {}), "application/vnd.oci.image.config.v1+json")
-    manifest = json.dumps({"schemaVersion": 2, "config": config, "layers": packed}).encode()
-    entry = put(manifest, "application/vnd.oci.image.manifest.v1+json")
-    return entry | {"platform": {"os": "linux", "architecture": architecture}}
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.calls_file = folder / "calls"
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
+    def script(self, text: str) -> None:
+        """Answer by this shell script."""
+        self._script = text
+        command = self.folder / "docker"
+        command.write_text(f'#!/bin/sh\necho "$@" >> {self.calls_file}\n{text}\n')
+        command.chmod(0o755)
 
-def _config(layers: Iterable[bytes], architecture: str, settings: Mapping[str, Any]) -> bytes:
-    rootfs = {"type": "layers", "diff_ids": [f"sha256:{_sha(data)}" for data in layers]}
-    about = {"architecture": architecture, "os": "linux", "config": settings, "rootfs": rootfs}
-    return json.dumps(about).encode()
+    def first(self, text: str) -> None:
+        """Run this before the script that is there."""
+        self.script(f"{text}\n{self._script}")
 
+    def image(self, exported: bytes, export_code: int = 0, **settings: Any) -> None:
+        """Have an image; keyword arguments go into its configuration."""
+        about = {"Id": "ab", "Architecture": "amd64", "RepoDigests": ["r@sha256:cd"]}
+        (self.folder / "about").write_text(json.dumps([{**about, "Config": settings}]))
+        (self.folder / "export").write_bytes(exported)
+        self.script(
+            f"case $1 in image) cat {self.folder}/about ;; create) echo c0ffee ;;\n"
+            f"export) cat {self.folder}/export; exit {export_code} ;; esac"
+        )
 
-def _sha(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    def inspected(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Exit code and JSON of ``inspect-image`` about the image."""
+        line = ["inspect-image", "vllm:test", "--engine=docker", "--json", *arguments]
+        done = CliRunner().invoke(app, line)
+        return done.exit_code, json.loads(done.stdout)
+
+    @property
+    def calls(self) -> list[str]:
+        """Its command lines so far."""
+        return self.calls_file.read_text().splitlines()

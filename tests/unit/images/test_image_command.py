@@ -1,49 +1,33 @@
-"""``inspect-image``: exit codes, JSON, and an engine that is not there or fails."""
+"""``inspect-image``: exit codes, what reaches the terminal, and an engine that fails."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.unit.images.image_making import (
-    ARM64,
-    NATIVE_SOURCE,
     PYTHON,
-    Link,
-    layer,
+    SOURCE,
+    Docker,
+    native,
     own,
-    saved,
+    tarred,
     unpacked,
     vllm,
 )
 from vllm_mamba_retire.cli import app
-from vllm_mamba_retire.images.engine import Engine
+from vllm_mamba_retire.images.engine import LABEL
 
 RUN = CliRunner()
-
-
-def engine(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
-    """A docker of our own, alone on PATH; it writes down how it was called."""
-    calls = folder / "calls"
-    command = folder / "docker"
-    command.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{script}\n')
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return calls
-
-
-WORKING = """
-case $1 in
-  image) echo '[{"Id": "ab", "Architecture": "amd64", "RepoDigests": ["r@sha256:cd"],
-                 "Config": {"Env": ["A=b"]}}]' ;;
-  create) echo c0ffee ;;
-  export) cat %s; exit %d ;;
-esac
-"""
 
 
 @pytest.mark.parametrize(
@@ -51,18 +35,18 @@ esac
     [
         ({**PYTHON, **vllm()}, 1, "unpatched"),
         ({**PYTHON, **vllm(), **own()}, 0, "patched"),
-        ({**PYTHON, **vllm("0.30.0", NATIVE_SOURCE)}, 0, "native"),
+        ({**PYTHON, **native()}, 0, "native"),
     ],
     ids=["unpatched", "patched", "native"],
 )
 def test_verdict_as_json_and_as_exit_code(
     tmp_path: Path, entries: dict[str, bytes], code: int, reason: str
 ) -> None:
-    tar = saved(tmp_path / "a.tar", layer(entries))
-    done = RUN.invoke(app, ["inspect-image", "--tar", str(tar), "--json"])
+    root = unpacked(tmp_path, entries)
+    done = RUN.invoke(app, ["inspect-image", "--rootfs", str(root), "--json"])
     data = json.loads(done.stdout)
     assert (done.exit_code, data["schema"], data["reason"]) == (code, 1, reason)
-    assert data["image"] == "local/vllm:test"
+    assert data["image"] == str(root)
 
 
 def test_text_names_file_hash_and_verdict(tmp_path: Path) -> None:
@@ -70,9 +54,11 @@ def test_text_names_file_hash_and_verdict(tmp_path: Path) -> None:
     done = RUN.invoke(app, ["inspect-image", "--rootfs", str(root)])
     for part in ("/usr/lib/python3/dist-packages/vllm", "sha256 ", "0.29.0", "unpatched:"):
         assert part in done.stdout
+    manager = hashlib.sha256(SOURCE).hexdigest()
+    assert f"sha256 {manager}\n" in done.stdout  # neither wrapped nor shortened
 
 
-@pytest.mark.parametrize("arguments", [[], ["a", "--tar", "b"], ["--tar", "b", "--rootfs", "c"]])
+@pytest.mark.parametrize("arguments", [[], ["a", "--rootfs", "b"], ["--tar", "b"]])
 def test_exactly_one_image(arguments: list[str]) -> None:
     assert RUN.invoke(app, ["inspect-image", *arguments]).exit_code == 2
 
@@ -85,62 +71,116 @@ def test_error_as_json_and_as_sentence(tmp_path: Path) -> None:
     assert "has no vLLM" in done.stderr
 
 
-def test_image_for_another_architecture_is_refused_where_one_is_asked_for(tmp_path: Path) -> None:
-    arm = {"usr/bin/python3.11": ARM64, "usr/bin/python3": Link("python3.11"), **vllm()}
-    arguments = ["inspect-image", "--rootfs", str(unpacked(tmp_path, arm))]
-    assert RUN.invoke(app, arguments).exit_code == 1
-    done = RUN.invoke(app, [*arguments, "--architecture=amd64"])
-    assert done.exit_code == 2
-    assert "is for arm64, not for amd64" in done.stderr
+ODD = "\x1b]0;owned\x07[/red][link=x]\x9b31m\u202e"
 
 
-def test_image_of_an_engine_is_created_exported_and_removed_never_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exported = tmp_path / "rootfs.tar"
-    exported.write_bytes(layer({**PYTHON, **vllm()}))
-    calls = engine(tmp_path, monkeypatch, WORKING % (exported, 0))
-    done = RUN.invoke(app, ["inspect-image", "vllm:test", "--engine=docker", "--json"])
-    data = json.loads(done.stdout)
-    assert (done.exit_code, data["reason"]) == (1, "unpatched")
-    assert (data["image_id"], data["digest"]) == ("sha256:ab", "sha256:cd")
-    verbs = [line.split()[0] for line in calls.read_text().splitlines()]
-    assert verbs == ["info", "image", "create", "export", "rm"]
-
-
-@pytest.mark.parametrize(("keep", "code"), [(0.5, 0), (1.0, 1)])
-def test_container_is_removed_when_reading_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: float, code: int
-) -> None:
-    exported = tmp_path / "rootfs.tar"
-    data = layer({**PYTHON, **vllm(), "usr/share/words": b"w" * 100_000})
-    exported.write_bytes(data[: int(len(data) * keep)])
-    calls = engine(tmp_path, monkeypatch, WORKING % (exported, code))
+def test_nothing_of_an_image_reaches_the_terminal_as_code_or_markup(docker: Docker) -> None:
+    entries = {**PYTHON, **vllm(f"0.29.0+{ODD}"), **native(f"srv/{ODD}/x")}
+    docker.image(tarred(entries), Cmd=["python3"], Env=[f"MAMBA_RETIRE={ODD}\nnative: fine"])
     done = RUN.invoke(app, ["inspect-image", "vllm:test", "--engine=docker"])
+    assert done.exit_code == 1
+    assert not set(ODD) & {c for c in done.output if not c.isprintable()} - {"\n"}
+    assert "[/red][link=x]" in done.stdout
+    assert not any(line.startswith("native") for line in done.output.splitlines())
+
+
+def test_nothing_of_an_error_does_either(tmp_path: Path) -> None:
+    done = RUN.invoke(app, ["inspect-image", "--rootfs", str(tmp_path / ODD)])
     assert done.exit_code == 2
-    assert calls.read_text().splitlines()[-1] == "rm --force --volumes c0ffee"
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert {c for c in done.stderr if not c.isprintable()} == {"\n"}
 
 
-def test_interrupted_run_leaves_no_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "about",
+    [
+        "",
+        "[]",
+        "{",
+        "[{}]",
+        '[{"Id": 1}]',
+        '[{"Id": "a", "Config": {"Env": "A=b"}}]',
+        "[" * 200_000,
+        '[{"Id": "a", "Config": {"Labels": ' + '{"a":' * 200_000,
+    ],
+    ids=["empty", "none", "broken", "no id", "number", "no list", "deep", "deep inside"],
+)
+def test_image_that_the_engine_describes_oddly(docker: Docker, about: str) -> None:
+    docker.image(b"")
+    (docker.folder / "about").write_text(about)
+    code, data = docker.inspected()
+    assert code == 2
+    assert data["error"].startswith("docker describes vllm:test unreadably")
+
+
+def test_container_is_created_exported_and_removed_never_started(docker: Docker) -> None:
+    docker.image(tarred({**PYTHON, **native()}))
+    assert docker.inspected()[0] == 0
+    assert [line.split()[0] for line in docker.calls] == [
+        *("info", "image", "ps", "create", "export", "rm")
+    ]
+    created = next(line for line in docker.calls if line.startswith("create"))
+    assert "--pull=never" in created
+    assert "--network=none" in created
+
+
+@pytest.mark.parametrize(("keep", "code"), [(0.5, 0), (1.0, 1)], ids=["truncated", "failed"])
+def test_container_is_removed_when_reading_fails(docker: Docker, keep: float, code: int) -> None:
+    data = tarred({**PYTHON, **vllm(), "usr/share/words": b"w" * 100_000})
+    docker.image(data[: int(len(data) * keep)], code)
+    assert docker.inspected()[0] == 2
+    assert docker.calls[-1].startswith(f"rm --force --volumes {LABEL}-")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("during", ["create", "export"])
+def test_signal_ends_the_export_and_removes_the_container(
+    docker: Docker, number: signal.Signals, during: str
 ) -> None:
-    calls = engine(tmp_path, monkeypatch, '[ "$1" = rm ] || { kill -INT $PPID; sleep 5; }')
-    with pytest.raises(KeyboardInterrupt):
-        Engine("docker").run("vllm:test", [], "true")
-    (name,) = re.findall(r"--name=(\S+)", calls.read_text())
-    assert calls.read_text().splitlines()[-1] == f"rm --force {name}"
+    docker.image(tarred({**PYTHON, **native()}))
+    docker.first(f'[ "$1" = {during} ] && {{ echo $$ > {docker.folder}/pid; exec sleep 60; }}')
+    command = [sys.executable, "-c", "from vllm_mamba_retire.cli import main; main()"]
+    with subprocess.Popen(
+        [*command, "inspect-image", "vllm:test", "--engine=docker"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        pid = docker.folder / "pid"
+        while not pid.exists() or not pid.read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(0.2)  # until Python has noted its child
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    assert docker.calls[-1].startswith(f"rm --force --volumes {LABEL}-")
+    assert not Path("/proc", pid.read_text().strip()).exists()
 
 
-def test_wrong_image_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine(tmp_path, monkeypatch, '[ "$1" = info ] || { echo "no such image" >&2; exit 1; }')
-    done = RUN.invoke(app, ["inspect-image", "vllm:typo", "--engine=docker"])
-    assert done.exit_code == 2
-    assert "docker has no image vllm:typo; check the name" in done.stderr
+def test_container_of_a_killed_process_is_removed_by_the_next(docker: Docker) -> None:
+    docker.image(tarred({**PYTHON, **native()}))
+    docker.inspected()
+    ours = next(word for word in docker.calls[-1].split() if word.startswith(LABEL))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = ours.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
+    elsewhere = f"{LABEL}-otherhost-{dead.pid}-x"
+    docker.first(f'[ "$1" = ps ] && echo {ours} {left} {elsewhere} kept')
+    docker.calls_file.unlink()
+    docker.inspected()
+    removed = [line.split()[-1] for line in docker.calls if line.startswith("rm")]
+    assert removed[0] == left
+    assert len(removed) == 2  # that, and its own in the end
 
 
-def test_engine_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine(tmp_path, monkeypatch, 'echo "is the daemon running?" >&2; exit 1')
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_wrong_image_name(docker: Docker) -> None:
+    docker.script('[ "$1" = info ] || { echo "no such image" >&2; exit 1; }')
+    code, data = docker.inspected()
+    assert code == 2
+    assert "docker has no image vllm:test; check the name" in data["error"]
+
+
+def test_engine_that_does_not_answer(docker: Docker, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker.script('echo "is the daemon running?" >&2; exit 1')
+    monkeypatch.setenv("PATH", str(docker.folder))
     done = RUN.invoke(app, ["inspect-image", "vllm:test"])
     assert done.exit_code == 2
     assert "docker does not answer (" in done.stderr
