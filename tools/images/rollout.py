@@ -35,6 +35,8 @@ from tools.env.wheelhouse import wheelhouse
 if importlib.util.find_spec("vllm_mamba_retire") is None:  # nox has no environment for itself
     sys.path.insert(0, str(provision.ROOT / "shim"))
 
+from packaging.version import Version
+
 from vllm_mamba_retire import __version__
 from vllm_mamba_retire.images.engine import (
     LABEL,
@@ -100,7 +102,7 @@ def default_image() -> Image:
     """The newest leaking release's, as it is published for most people."""
     matrix = load_matrix()
     live = {row.version for row in matrix.releases if row.status is Status.LIVE}
-    newest = [image for image in matrix.images if image.release == max(live)]
+    newest = [image for image in matrix.images if image.release == max(live, key=Version)]
     return newest[0]
 
 
