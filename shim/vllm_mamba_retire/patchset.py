@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from unidiff.errors import UnidiffParseError
@@ -429,27 +430,39 @@ def _probe(tree: Tree, text: bytes) -> str:
             timeout=_PROBE_TIMEOUT,
         )
     except child.ChildError as error:
+        raise PatchsetError(f"{error} To apply without a probe, pass --no-probe.") from error
+    if outcome is None:
         raise RefusedError(
-            f"{sys.executable} cannot import {MANAGER_MODULE} from {tree.root} "
-            f"({str(error).splitlines()[-1]}); run this with the interpreter that serves, or pass "
-            "--no-probe"
-        ) from error
+            f"{sys.executable} cannot import {MANAGER_MODULE} from {tree.root} ({detail}); run "
+            "this with the interpreter that serves, or pass --no-probe"
+        )
     if outcome != Outcome.RETIRES.value:
         raise RefusedError(f"the patched code does not behave as it should: {detail}")
     return str(detail)
 
 
-def _answer(payload: dict[str, str], _report: Callable[[Any], None]) -> list[str]:
+def _import_from(file: str, text: str) -> ModuleType:
+    """The manager module as it is when its file has another text."""
+    spec = importlib.util.find_spec(MANAGER_MODULE)
+    found = spec.origin if spec else None
+    if spec is None or found is None or Path(found).resolve() != Path(file).resolve():
+        raise ImportError(f"it imports {found}")
+    module = sys.modules[MANAGER_MODULE] = importlib.util.module_from_spec(spec)
+    exec(compile(text, found, "exec", dont_inherit=True), vars(module))
+    return module
+
+
+def _answer(payload: dict[str, str], _report: Callable[[Any], None]) -> list[str | None]:
     """The child: what the class does when the manager file has the text of the payload."""
     from .probe import probe
 
-    spec = importlib.util.find_spec(MANAGER_MODULE)
-    found = spec.origin if spec else None
-    if spec is None or found is None or Path(found).resolve() != Path(payload["file"]).resolve():
-        raise child.RefusalError(f"it imports {found}")
-    module = sys.modules[MANAGER_MODULE] = importlib.util.module_from_spec(spec)
-    exec(compile(payload["text"], found, "exec", dont_inherit=True), vars(module))
+    try:
+        module = _import_from(payload["file"], payload["text"])
+    except Exception as error:
+        return [None, child.describe(error)]
     seen = probe(module)
+    if seen.error is not None:
+        raise seen.error
     return [seen.outcome.value, seen.detail]
 
 

@@ -14,8 +14,9 @@ from vllm_mamba_retire.replay.runs import Run
 from vllm_mamba_retire.replay.scenario import Arrival, Scenario
 from vllm_mamba_retire.replay.sides import SIDES, Side, replay_all
 from vllm_mamba_retire.verdict import Reason
-from vllm_mamba_retire.verification import BLOCK, BUDGET, LAGS, PROMPT, SPEC, look
+from vllm_mamba_retire.verification import BLOCK, BUDGET, LAGS, PROMPT, SPEC, Observation, look
 
+DOES_NOT_RUN = "does not run"  # the start of such a result
 _SPECS, _LAGS = (0, 2), (1, 2)
 _CHUNK_BLOCK, _CHUNK_BUDGET, _TOKENS = 1568, 4096, 60_000  # tokens; a chunk spans two blocks
 _MANAGER = (
@@ -37,11 +38,15 @@ def main() -> None:
         sides.append(look("auto"))
     return _answer(
         [
-            ("probe", _told([side.outcome.value if side.outcome else "" for side in sides])),
-            (_MANAGER, _told(["/".join(map(str, side.peaks)) for side in sides])),
+            ("probe", _told([_probed(side) for side in sides])),
+            (_MANAGER, _told(["/".join(map(str, side.peaks)) or _probed(side) for side in sides])),
             *_scheduler(SIDES[: len(sides)]),
         ]
     )
+
+
+def _probed(seen: Observation) -> str:
+    return seen.outcome.value if seen.outcome else f"{DOES_NOT_RUN} ({seen.problem})"
 
 
 def _answer(findings: list[tuple[str, str]]) -> None:
@@ -74,7 +79,7 @@ def _replay(spec: int, side: Side) -> str:
     try:
         return _peaks(replay_all([_scenario(spec, lag) for lag in _LAGS], side))
     except ChildError as error:
-        return f"does not run ({_reason(error.log)})"
+        return f"{DOES_NOT_RUN} ({_reason(error.log)})"
 
 
 def _reason(log: str) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from packaging.version import Version
 
 from tools.env.provision import ROOT, ProvisionError
+from tools.table.behaviour import DOES_NOT_RUN
 from vllm_mamba_retire.releases import Matrix, Row, Status, load_matrix
 
 
@@ -33,6 +34,7 @@ class News:
     version: str
     outcome: Outcome
     says: str
+    broken: tuple[str, ...] = ()  # checks that this package's commands cannot run there
 
     def __str__(self) -> str:
         return f"vLLM {self.version}: {self.outcome.value}: {self.says}"
@@ -51,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if not news:
         print("no release that the table lacks")
-    return 1 if any(each.outcome is not Outcome.UNCHANGED for each in news) else 0
+    return 1 if any(each.outcome is not Outcome.UNCHANGED or each.broken for each in news) else 0
 
 
 def look(forgotten: str | None, *, run: bool) -> list[News]:
@@ -65,11 +67,21 @@ def look(forgotten: str | None, *, run: bool) -> list[News]:
     for version in [*lane.unlisted(table), *([forgotten] if forgotten else [])]:
         found = facts(version, table.methods)
         native = code_status(lane.open_source(version)) is Status.NATIVE
-        news.append(judge(version, found["fingerprints"], native, known, rows))
-        print(news[-1], flush=True)
-        for check in lane.evidence(version, []) if run else ():
+        judged = judge(version, found["fingerprints"], native, known, rows)
+        print(judged, flush=True)
+        checks = lane.evidence(version, []) if run else []
+        for check in checks:
             print(f"  {check['run']}: {check['result']}", flush=True)
+        broken = tuple(broken_checks(checks))
+        for line in broken:
+            print(f"vLLM {version}: replay broken: {line}", flush=True)
+        news.append(replace(judged, broken=broken))
     return news
+
+
+def broken_checks(checks: Iterable[Mapping[str, str]]) -> list[str]:
+    """Checks that did not run, each with the call that failed."""
+    return [f"{c['run']}: {c['result']}" for c in checks if c["result"].startswith(DOES_NOT_RUN)]
 
 
 def judge(

@@ -16,6 +16,11 @@ def configure_only() -> None:
     from vllm import platforms
     from vllm.platforms.cpu import CpuPlatform
 
+    if not hasattr(platforms, "_current_platform"):
+        raise AttributeError("vllm.platforms has no _current_platform")
+    if not hasattr(CpuPlatform, "check_and_update_config"):
+        raise AttributeError("CpuPlatform has no check_and_update_config")
+
     def check_and_update_config(cls: type, vllm_config: object) -> None:
         """Leave the configuration as requested."""
 

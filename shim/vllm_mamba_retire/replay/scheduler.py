@@ -9,6 +9,8 @@ scheduler's interface is here; like `manager`, a replay knows nothing of the fix
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +21,6 @@ import msgspec
 
 from vllm_mamba_retire.child import RefusalError, answer
 from vllm_mamba_retire.names import MODE_VARIABLE, read_mode
-from vllm_mamba_retire.probe import call_known
 
 from .platform import configure_only
 from .runs import Run, Step
@@ -34,10 +35,10 @@ _FRUITLESS_PREEMPTIONS = 8  # per request, without any request getting further t
 
 def replay(scenario: Scenario, on_step: Callable[[Run], None] | None = None) -> Run:
     """Replay one scenario; `on_step` gets the run as it is after each step."""
-    return _Replay(scenario).run(on_step or (lambda _run: None))
+    return Replay(scenario).run(on_step or (lambda _run: None))
 
 
-class _Replay:
+class Replay:
     """One scheduler with its requests; `run` may be called once."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -100,14 +101,13 @@ class _Replay:
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        return call_known(
-            Request,
+        return Request(
             request_id=arrival.id,
             prompt_token_ids=self._tokens(arrival, 0, arrival.prompt),
             sampling_params=SamplingParams(max_tokens=arrival.output, ignore_eos=True),
             pooling_params=None,
-            eos_token_id=None,  # < 0.17 asks for it
             block_hasher=self.hasher,
+            **_known(Request, eos_token_id=None),  # < 0.17
         )
 
     def _tokens(self, arrival: Arrival, start: int, stop: int) -> list[int]:
@@ -147,11 +147,12 @@ class _Replay:
         names = list(samples)
         self.scheduler.update_from_output(
             output,
-            call_known(
-                ModelRunnerOutput,
+            ModelRunnerOutput(
                 req_ids=names,
-                req_id_to_index={name: index for index, name in enumerate(names)},  # < 0.34
                 sampled_token_ids=sampled,
+                **_known(  # < 0.34
+                    ModelRunnerOutput, req_id_to_index={name: at for at, name in enumerate(names)}
+                ),
             ),
         )
         if self.scenario.spec and not self.scenario.lag:
@@ -247,14 +248,12 @@ def _build_scheduler(scenario: Scenario) -> tuple[Any, Any]:
     config = _build_config(scenario)
     cache = _build_cache(scenario, config)
     block, hash_block = _block_sizes(cache, config)
-    scheduler = call_known(
-        AsyncScheduler if scenario.lag else Scheduler,
-        declared_by=Scheduler,
+    scheduler = (AsyncScheduler if scenario.lag else Scheduler)(
         vllm_config=config,
         kv_cache_config=cache,
         structured_output_manager=StructuredOutputManager(config),
         block_size=block,
-        hash_block_size=hash_block,
+        **_known(Scheduler, hash_block_size=hash_block),  # >= 0.20
     )
     return scheduler, _block_hasher(config, hash_block)
 
@@ -284,10 +283,28 @@ def _build_config(scenario: Scenario) -> Any:
         speculative_config=drafting if scenario.spec else None,
     ).create_engine_config()
     # The stand-in model's own geometry gives way to the scenario's.
-    config.cache_config.block_size = config.cache_config.mamba_block_size = scenario.block
-    config.cache_config.num_gpu_blocks = scenario.pool or scenario.ample_pool
-    config.scheduler_config.async_scheduling = scenario.lag > 0
+    _set(config.cache_config, "block_size", scenario.block)
+    _set(config.cache_config, "mamba_block_size", scenario.block)
+    _set(config.cache_config, "num_gpu_blocks", scenario.pool or scenario.ample_pool)
+    _set(config.scheduler_config, "async_scheduling", scenario.lag > 0)
     return config
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    """Change a setting that the release has; one that it has not would be silently ignored."""
+    getattr(config, name)
+    setattr(config, name, value)
+
+
+def _known(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
+    """Those of the arguments that this release's signature has."""
+    known = _parameters(function)
+    return {name: value for name, value in offered.items() if name in known}
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _build_cache(scenario: Scenario, config: Any) -> Any:

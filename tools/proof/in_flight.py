@@ -1,0 +1,140 @@
+"""States freed while a step in flight still reads them: ``python -m tools.proof.in_flight TREE``.
+
+Random traffic of `scenarios` with a lag of 1 to 3 and aborts goes through the scheduler of the vLLM
+in TREE, stock and fixed. A step reads the state before its first token. Counted by cause are the
+states that are freed before such a step is settled, and those of them that are handed out again
+before it is. Steps run in order on a device, so a later step's write comes after the read; a
+writer outside that order, such as a KV connector's load, could come before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tools.proof.scenarios import seeded
+from vllm_mamba_retire.child import answer, ask
+from vllm_mamba_retire.replay.scheduler import Replay
+from vllm_mamba_retire.replay.sides import SIDES
+
+_ABORT_CHANCE = 0.02  # per step
+
+
+def count(tree: Path, seeds: int) -> dict[str, dict[str, int]]:
+    """Counts by side."""
+    module = "tools.proof.in_flight"  # also where this is run as a program
+    return {
+        side.name: ask(module, seeds, environment=side.environment, path=[tree]) for side in SIDES
+    }
+
+
+class WatchedReplay(Replay):
+    """A replay that counts what is freed under steps in flight."""
+
+    def __init__(self, seed: int) -> None:
+        scenario = seeded(seed)
+        super().__init__(replace(scenario, lag=max(1, scenario.lag)))
+        self.draw = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.reading: deque[set[int]] = deque()  # per step in flight, oldest first
+        self.freed: set[int] = set()  # of those, freed already
+        self.cause = "request ended"
+        pool, scheduler = self.cache.block_pool, self.scheduler
+        self._blame(scheduler, "_preempt_request", "preempted")
+        for manager in self.mamba:
+            self._blame(manager, "remove_skipped_blocks", "retired")
+        free, hand_out = pool.free_blocks, pool.get_new_blocks
+
+        def free_blocks(ordered_blocks: Iterable[Any], *args: Any, **named: Any) -> None:
+            blocks = list(ordered_blocks)
+            free(blocks, *args, **named)
+            for block in blocks:
+                if block.ref_cnt == 0 and any(block.block_id in step for step in self.reading):
+                    self.counts[f"freed: {self.cause}"] += 1
+                    self.freed.add(block.block_id)
+
+        def get_new_blocks(*args: Any, **named: Any) -> Any:
+            blocks = hand_out(*args, **named)
+            for block in blocks:
+                if block.block_id in self.freed:
+                    self.counts["handed out again"] += 1
+            return blocks
+
+        pool.free_blocks, pool.get_new_blocks = free_blocks, get_new_blocks
+
+    def _blame(self, owner: Any, name: str, cause: str) -> None:
+        method = getattr(owner, name)
+
+        def blamed(*args: Any, **named: Any) -> Any:
+            with self._because(cause):
+                return method(*args, **named)
+
+        setattr(owner, name, blamed)
+
+    @contextmanager
+    def _because(self, cause: str) -> Iterator[None]:
+        before, self.cause = self.cause, cause
+        try:
+            yield
+        finally:
+            self.cause = before
+
+    def _admit(self) -> None:
+        from vllm.v1.request import RequestStatus
+
+        if self.scheduler.running and self.draw.random() < _ABORT_CHANCE:
+            request = self.draw.choice(self.scheduler.running)
+            with self._because("aborted"):
+                self.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+            self.counts["aborts"] += 1
+        super()._admit()
+
+    def _samples(self, output: Any) -> dict[str, int]:
+        read = set()
+        for name, tokens in output.num_scheduled_tokens.items():
+            start = self.scheduler.requests[name].num_computed_tokens - tokens
+            if start > 0:
+                for manager in self.mamba:
+                    block = manager.req_to_blocks[name][(start - 1) // self.scenario.block]
+                    self.counts["reads of a null block"] += block.is_null
+                    read.add(block.block_id)
+        self.reading.append(read)
+        self.counts["steps"] += bool(output.total_num_scheduled_tokens)
+        return super()._samples(output)
+
+    def _settle(self, output: Any, samples: dict[str, int]) -> None:
+        self.reading.popleft()
+        self.freed &= set().union(*self.reading)
+        super()._settle(output, samples)
+
+
+def _answer(seeds: int, _report: Callable[[Any], None]) -> Any:
+    total: Counter[str] = Counter()
+    for seed in range(seeds):
+        replay = WatchedReplay(seed)
+        replay.run(lambda _run: None)
+        total.update(replay.counts)
+    return dict(sorted(total.items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tree", type=Path, help="folder that holds a release's vllm package")
+    parser.add_argument("--seeds", type=int, default=200)
+    options = parser.parse_args()
+    print(json.dumps(count(options.tree, options.seeds), indent=1))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main()
+    else:
+        answer(_answer)
