@@ -23,10 +23,13 @@ PACKAGE = Path(vllm_mamba_retire.__file__).parent
 
 
 @pytest.mark.about(Status.LIVE)
+@pytest.mark.parametrize("lag", [1, 2, 3])
 @pytest.mark.parametrize("work", [BUSY, BUSY_TIGHT], ids=["ample", "tight"])
-def test_answers_are_those_of_a_pool_that_reuses_nothing(work: Workload, stock: Measure) -> None:
-    expected = stock(BUSY)
-    poisoned = run(work)
+def test_answers_are_those_of_a_pool_that_reuses_nothing(
+    work: Workload, lag: int, stock: Measure
+) -> None:
+    expected = stock(replace(BUSY, lag=lag))
+    poisoned = run(replace(work, lag=lag))
     assert poisoned.overwritten > 20
     assert poisoned.run.verdict == "patched"
     assert poisoned.run.freed_beyond_stock > 0

@@ -1,10 +1,11 @@
 """States freed while a step in flight still reads them: ``python -m tools.proof.in_flight TREE``.
 
 Random traffic of `scenarios` with a lag of 1 to 3 and aborts goes through the scheduler of the vLLM
-in TREE, stock and fixed. A step reads the state before its first token. Counted by cause are the
-states that are freed before such a step is settled, and those of them that are handed out again
-before it is. Steps run in order on a device, so a later step's write comes after the read; a
-writer outside that order, such as a KV connector's load, could come before.
+in TREE, stock and fixed. A step reads the state before its first token, or, where drafts in flight
+may be rejected, one before that. Counted by cause are the states that are freed before such a step
+is settled, and how often one is handed out again before that. Steps run in order on a device, so
+that a later step's write comes after the read; a writer outside that order, such as a KV
+connector's load, could come before.
 """
 
 from __future__ import annotations
@@ -98,14 +99,21 @@ class WatchedReplay(Replay):
         super()._admit()
 
     def _samples(self, output: Any) -> dict[str, int]:
-        read = set()
+        read: set[int] = set()
         for name, tokens in output.num_scheduled_tokens.items():
             start = self.scheduler.requests[name].num_computed_tokens - tokens
             if start > 0:
+                # Drafts in flight may be rejected: then the step reads the state before them.
+                rejected = sum(
+                    len(earlier.scheduled_spec_decode_tokens.get(name, ()))
+                    for earlier, _ in self.in_flight
+                )
+                first = max(0, start - 1 - rejected) // self.scenario.block
+                last = (start - 1) // self.scenario.block
                 for manager in self.mamba:
-                    block = manager.req_to_blocks[name][(start - 1) // self.scenario.block]
-                    self.counts["reads of a null block"] += block.is_null
-                    read.add(block.block_id)
+                    places = manager.req_to_blocks[name][first : last + 1]
+                    self.counts["reads of a null block"] += places[-1].is_null
+                    read.update(block.block_id for block in places if not block.is_null)
         self.reading.append(read)
         self.counts["steps"] += bool(output.total_num_scheduled_tokens)
         return super()._samples(output)

@@ -27,7 +27,7 @@ from .runs import Run, Step
 from .scenario import Arrival, Scenario
 
 _MODEL = Path(__file__).with_name("stand_in")
-_TEXT_STRIDE = 1 << 32  # token ids of different texts never meet
+_TOKEN_IDS = 1 << 31  # 0.34 on keeps token ids as 32-bit integers
 _RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"  # <= 0.28 reads it from here
 _STEPS_PER_REPORT = 20
 _FRUITLESS_PREEMPTIONS = 8  # per request, without any request getting further than ever before
@@ -53,6 +53,9 @@ class Replay:
         self.to_come = list(scenario.arrivals)
         self.arrivals = {arrival.id: arrival for arrival in scenario.arrivals}
         self.texts: dict[str, int] = {}
+        # Token ids of different texts never meet; a request has one of its own and shares one.
+        texts = 2 * len(scenario.arrivals)
+        self.stride = max(_TOKEN_IDS // texts, scenario.longest + scenario.spec + 1)
         self.in_flight: deque[tuple[Any, dict[str, int]]] = deque()
         self.reached: dict[str, int] = {}  # tokens computed so far, by request
         self.preemptions: dict[str, int] = {}  # already seen, by request
@@ -120,7 +123,7 @@ class Replay:
         ]
 
     def _text(self, name: str) -> int:
-        return self.texts.setdefault(name, len(self.texts)) * _TEXT_STRIDE
+        return self.texts.setdefault(name, len(self.texts)) * self.stride
 
     def _samples(self, output: Any) -> dict[str, int]:
         """Tokens each request of this step is going to sample: known once it is scheduled."""
