@@ -1,11 +1,11 @@
 """States freed while a step in flight still reads them: ``python -m tools.proof.in_flight TREE``.
 
 Random traffic of `scenarios` with a lag of 1 to 3 and aborts goes through the scheduler of the vLLM
-in TREE, stock and fixed. A step reads the state before its first token, or, where drafts in flight
-may be rejected, one before that. Counted by cause are the states that are freed before such a step
-is settled, and how often one is handed out again before that. Steps run in order on a device, so
-that a later step's write comes after the read; a writer outside that order, such as a KV
-connector's load, could come before.
+in TREE, stock and fixed. A step reads the state before its first token; where drafts in flight are
+rejected, one before that (``--rejected``, an upper bound). Counted by cause are the states that are
+freed before such a step is settled, and how often one is handed out again before that. Steps run in
+order on a device, so that a later step's write comes after the read; a writer outside that order,
+such as a KV connector's load, could come before.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from vllm_mamba_retire.replay.sides import SIDES
 _ABORT_CHANCE = 0.02  # per step
 
 
-def count(tree: Path, seeds: int) -> dict[str, dict[str, int]]:
-    """Counts by side."""
+def count(tree: Path, seeds: int, rejected: bool) -> dict[str, dict[str, int]]:
+    """Counts by side; `rejected` counts what is read if every draft in flight is rejected."""
     module = "tools.proof.in_flight"  # also where this is run as a program
     return {
-        side.name: ask(module, seeds, environment=side.environment, path=[tree]) for side in SIDES
+        side.name: ask(module, [seeds, rejected], environment=side.environment, path=[tree])
+        for side in SIDES
     }
 
 
 class WatchedReplay(Replay):
     """A replay that counts what is freed under steps in flight."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rejected: bool) -> None:
+        self.rejected = rejected
         scenario = seeded(seed)
         super().__init__(replace(scenario, lag=max(1, scenario.lag)))
         self.draw = random.Random(seed)
@@ -104,11 +106,11 @@ class WatchedReplay(Replay):
             start = self.scheduler.requests[name].num_computed_tokens - tokens
             if start > 0:
                 # Drafts in flight may be rejected: then the step reads the state before them.
-                rejected = sum(
+                drafts = sum(
                     len(earlier.scheduled_spec_decode_tokens.get(name, ()))
                     for earlier, _ in self.in_flight
                 )
-                first = max(0, start - 1 - rejected) // self.scenario.block
+                first = max(0, start - 1 - drafts * self.rejected) // self.scenario.block
                 last = (start - 1) // self.scenario.block
                 for manager in self.mamba:
                     places = manager.req_to_blocks[name][first : last + 1]
@@ -124,10 +126,11 @@ class WatchedReplay(Replay):
         super()._settle(output, samples)
 
 
-def _answer(seeds: int, _report: Callable[[Any], None]) -> Any:
+def _answer(payload: list[int], _report: Callable[[Any], None]) -> Any:
+    seeds, rejected = payload
     total: Counter[str] = Counter()
     for seed in range(seeds):
-        replay = WatchedReplay(seed)
+        replay = WatchedReplay(seed, bool(rejected))
         replay.run(lambda _run: None)
         total.update(replay.counts)
     return dict(sorted(total.items()))
@@ -137,8 +140,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tree", type=Path, help="folder that holds a release's vllm package")
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument(
+        "--rejected",
+        action="store_true",
+        help="count reads as if all drafts in flight were rejected",
+    )
     options = parser.parse_args()
-    print(json.dumps(count(options.tree, options.seeds), indent=1))
+    print(json.dumps(count(options.tree, options.seeds, options.rejected), indent=1))
 
 
 if __name__ == "__main__":
