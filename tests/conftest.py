@@ -18,12 +18,13 @@ IN_A_SESSION = any(name.startswith("MAMBA_RETIRE_TEST_") for name in os.environ)
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C also in a run that was started in the background.
+    """Restore the signals that tests send to the commands they run.
 
-    A shell starts such a run with SIGINT ignored, and every child would inherit that; tests of an
-    interrupted command need the signal to arrive.
+    A shell starts a background run with SIGINT ignored, and nohup one with SIGHUP ignored. Every
+    child would inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
