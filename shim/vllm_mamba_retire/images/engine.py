@@ -6,6 +6,7 @@ process is told to end; one whose process was killed is removed by the next.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -67,6 +68,7 @@ class Engine:
         Raises:
             NoEngineError: none does; a client without its daemon does not.
         """
+        _end_orphans()
         problems = []
         for command in (wanted,) if wanted else ENGINES:
             if shutil.which(command) is None:
@@ -162,8 +164,7 @@ class Engine:
         """Remove containers of processes of this machine that were killed."""
         every = ("ps", "--all", f"--filter=label={LABEL}", "--format={{.Names}}")
         for name in _run([self.command, *every]).stdout.split():
-            owner = re.fullmatch(rf"{LABEL}-{_HOST}-(\d+)-\w+", name)
-            if owner and not psutil.pid_exists(int(owner[1])):
+            if _is_left_over(name):
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
@@ -188,6 +189,21 @@ def raising_signals() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def _is_left_over(name: str) -> bool:
+    """Whether a container's name is that of a process of this machine that is gone."""
+    owner = re.fullmatch(rf"{LABEL}-{_HOST}-(\d+)-\w+", name)
+    return owner is not None and not psutil.pid_exists(int(owner[1]))
+
+
+def _end_orphans() -> None:
+    """End exports of killed processes: podman's waits for its reader, and all of podman for it."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words[1:2] == ["export"] and _is_left_over(words[-1]):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -155,20 +155,42 @@ def test_signal_ends_the_export_and_removes_the_container(
     assert not Path("/proc", pid.read_text().strip()).exists()
 
 
-def test_container_of_a_killed_process_is_removed_by_the_next(docker: Docker) -> None:
+def names_of_containers(docker: Docker) -> tuple[str, str]:
+    """That of a container of this process, and what one of a process that is gone has."""
     docker.image(tarred({**PYTHON, **native()}))
     docker.inspected()
     ours = next(word for word in docker.calls[-1].split() if word.startswith(LABEL))
     dead = subprocess.Popen(["true"])
     dead.wait()
-    left = ours.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
-    elsewhere = f"{LABEL}-otherhost-{dead.pid}-x"
+    return ours, ours.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
+
+
+def test_container_of_a_killed_process_is_removed_by_the_next(docker: Docker) -> None:
+    ours, left = names_of_containers(docker)
+    elsewhere = left.replace(LABEL, f"{LABEL}-elsewhere")
     docker.first(f'[ "$1" = ps ] && echo {ours} {left} {elsewhere} kept')
     docker.calls_file.unlink()
     docker.inspected()
     removed = [line.split()[-1] for line in docker.calls if line.startswith("rm")]
     assert removed[0] == left
     assert len(removed) == 2  # that, and its own in the end
+
+
+def test_export_of_a_killed_process_is_ended_by_the_next(docker: Docker) -> None:
+    ours, left = names_of_containers(docker)
+    (docker.folder / "export").write_text("import time; time.sleep(60)")
+    orphan, other = (
+        subprocess.Popen([sys.executable, "export", name], cwd=docker.folder)
+        for name in (left, ours)
+    )
+    try:
+        docker.inspected()
+        assert orphan.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for process in (orphan, other):
+            process.kill()
+            process.wait()
 
 
 def test_wrong_image_name(docker: Docker) -> None:
