@@ -167,7 +167,8 @@ def _interpreters(config: Config, root: Root) -> Iterator[str]:
     script = _which(config, root, "vllm")
     named = _first_line(root, script)[:1] if script else []
     first = [_which(config, root, name) for name in (*named, "python3", "python")]
-    anywhere = (p for p in (*root.files, *root.links) if is_interpreter(p) and root.read(p))
+    below_bin = (p for p in (*root.files, *root.links) if "/bin/python" in f"/{p}")
+    anywhere = (path for path in below_bin if is_interpreter(path) and root.read(path))
     found = [*first, *sorted(anywhere, key=lambda path: (path.count("/"), path))]
     known = dict.fromkeys(path for path in found if path and is_interpreter(path))
     yield from islice(known, _MAX_INTERPRETERS)

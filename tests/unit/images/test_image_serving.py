@@ -208,7 +208,10 @@ def test_several_vllm_off_the_search_path_are_a_finding(docker: Docker) -> None:
 
 @pytest.mark.parametrize(
     ("entries", "told"),
-    [(PYTHON, "vllm:test has no vLLM"), (vllm(), "vllm:test has no Python")],
+    [
+        (PYTHON, "vllm:test has no vLLM"),
+        ({**vllm(), "usr/share/overrides/python3": b"x"}, "vllm:test has no Python"),
+    ],
     ids=["no vllm", "no python"],
 )
 def test_image_that_cannot_serve(docker: Docker, entries: Entries, told: str) -> None:
