@@ -11,8 +11,8 @@ PACKAGE = "vllm_mamba_retire"
 # What a vLLM process loads of the package, in the order in which data flows: none of these imports
 # one behind it.
 LOADED = (
-    *("_version", "names", "target", "fingerprint", "releases", "evidence", "verdict"),
-    *("retirement", "binding", "probe", "record", "procfs", "records", "activation", "plugin"),
+    *("_version", "names", "files", "target", "fingerprint", "releases", "evidence", "verdict"),
+    *("retirement", "binding", "probe", "records", "metrics", "activation", "plugin"),
 )
 
 

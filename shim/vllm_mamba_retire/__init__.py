@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from .record import Record
+    from .records import Record
     from .verdict import Verdict
 
 __all__ = ["__version__", "activate", "arm", "current", "deactivate"]

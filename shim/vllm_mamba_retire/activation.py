@@ -17,7 +17,7 @@ from . import binding, records
 from .evidence import Evidence, Outcome, collect_evidence
 from .names import ALLOW_DRIFT_VARIABLE, MANAGER_MODULE, MODE_VARIABLE, is_true, read_mode
 from .probe import probe
-from .record import Record
+from .records import Record
 from .releases import Matrix, Row, Status, load_matrix
 from .retirement import Counters
 from .target import Target, find_target
@@ -61,7 +61,7 @@ def report_error(error: Exception) -> Verdict:
         RequireFailed: ``MAMBA_RETIRE=require``.
     """
     sentence = f"{type(error).__name__}: {error}; vLLM is left as it is. Report this."
-    return _conclude(Record(Verdict(Reason.FAILED, sentence), None))
+    return _conclude(Record.of(Verdict(Reason.FAILED, sentence), None))
 
 
 def require_target() -> None:
@@ -71,7 +71,7 @@ def require_target() -> None:
         RequireFailed: no vLLM can be imported here.
     """
     if (target := find_target()) is None:
-        _conclude(Record(decide(Evidence(target)), target))
+        _conclude(Record.of(decide(Evidence(target)), target))
 
 
 def deactivate() -> bool:
@@ -126,8 +126,8 @@ def recheck(record: Record) -> Record:
                 "may leak; restart this process.",
             )
         else:
-            verdict = decide(inspect_process(record.target, module))
-        return _publish(replace(record, verdict=verdict))
+            verdict = decide(inspect_process(find_target(), module))
+        return _publish(record.replaced(verdict))
 
 
 def _displacement(manager_class: type) -> str | None:
@@ -169,16 +169,16 @@ def _inspect_and_patch() -> Record:
     target = find_target()
     if read_mode(mode) is None:
         sentence = f"{MODE_VARIABLE}={mode} is none of auto, require, off; vLLM is left as it is."
-        return Record(Verdict(Reason.FAILED, sentence), target)
+        return Record.of(Verdict(Reason.FAILED, sentence), target)
     if read_mode(mode) == "off":
-        return Record(decide(Evidence(target, off=True)), target)
+        return Record.of(decide(Evidence(target, off=True)), target)
     module = sys.modules[MANAGER_MODULE]
     manager_class = _manager_class(module)
     before = inspect_process(target, module)
     verdict = decide(before)
     if verdict.reason is Reason.PATCHED and manager_class and not before.ours_installed:
         verdict = _patch(module, manager_class, verdict)
-    return Record(verdict, target, _counters(manager_class))
+    return Record.of(verdict, target, _counters(manager_class))
 
 
 def _probe(module: ModuleType, manager_class: type) -> Outcome:
@@ -229,7 +229,9 @@ def _counters(manager_class: type | None) -> Counters | None:
 
 def _conclude(record: Record) -> Verdict:
     """Publish the record, and stop the process if that is required."""
-    verdict = _publish(record).verdict
+    _publish(record)
+    verdict = record.verdict
+    assert verdict is not None
     if verdict.in_doubt and read_mode(os.environ.get(MODE_VARIABLE)) == "require":
         raise RequireFailed(f"vllm-mamba-retire: MAMBA_RETIRE=require, but {verdict.sentence}")
     return verdict
@@ -238,12 +240,12 @@ def _conclude(record: Record) -> Verdict:
 def _publish(record: Record) -> Record:
     """Keep the record, and log it if it is new."""
     global _current, _logged
-    level = logging.WARNING if record.verdict.in_doubt else logging.INFO
+    level = logging.WARNING if record.in_doubt else logging.INFO
     # From 0.31 on the manager can be imported before vLLM sets up its logging; then the line waits
     # for the next call, which vLLM's plug-in loader makes after that.
     if _logged != record.verdict and _logger.isEnabledFor(level):
         _logger.log(level, record.line())
         _logged = record.verdict
     _current = record
-    records.keep(record)
+    records.keep(record, recheck)
     return record

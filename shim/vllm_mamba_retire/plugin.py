@@ -20,3 +20,7 @@ def register() -> None:
             from vllm_mamba_retire import records
 
             records.announce()
+            if records.is_api_server():
+                from vllm_mamba_retire import metrics
+
+                metrics.expose()

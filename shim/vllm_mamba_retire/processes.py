@@ -1,33 +1,37 @@
-"""Which vLLM processes run on this machine, and whether one runs unpatched that should not.
+"""Finds the vLLM processes of this machine, and those that run unpatched although they should not.
 
-What processes say of themselves comes from `records`. An engine core that says nothing is found in
-``/proc``: it was started before this package was installed, or vLLM was told to leave it out. Only
-Linux, and only processes that the caller may look at.
+What processes say of themselves comes from `records`. An engine core without a record is found by
+its title or its environment: it was started before this package was installed, or vLLM was told to
+leave it out. Only Linux.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import procfs, records
+import msgspec
+import psutil
+
+from . import records
 from .evidence import collect_evidence
 from .names import MODE_VARIABLE, read_mode
-from .records import Entry
+from .records import Record
 from .releases import load_matrix
+from .settings import PACKAGE, Settings, find_installed, obstacle
 from .target import MANAGER_FILE, Target, read_target
-from .verdict import Reason, decide
+from .verdict import Reason, Verdict, decide
 
-PLUGIN = "mamba_retire"
 _LIBRARY = re.compile(rb"\s(/.*/vllm)/[^/\n]+\.so")
+_SITE = re.compile(rb"\s(/.*/(?:site|dist)-packages)/.*\.so")
 
 
-@dataclass(frozen=True, slots=True)
-class Silent:
+class UnrecordedEngine(msgspec.Struct, frozen=True):
     """An engine core without a record.
 
     Attributes:
@@ -36,6 +40,7 @@ class Silent:
         package: where that vLLM is.
         sentence: why it is as it is, and what to do.
         finding: whether it should be patched, or may have to be.
+        unseen: whether it belongs to another user and cannot be judged.
     """
 
     pid: int
@@ -43,40 +48,43 @@ class Silent:
     package: str | None
     sentence: str
     finding: bool
+    unseen: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True):
     """What runs on one machine.
 
     Attributes:
-        entries: processes that keep a record.
-        silent: engine cores that keep none.
+        processes: processes that keep a record.
+        without_record: engine cores that keep none.
+        problems: what could not be read, a sentence each.
     """
 
-    entries: list[Entry] = field(default_factory=list)
-    silent: list[Silent] = field(default_factory=list)
+    processes: list[Record] = []
+    without_record: list[UnrecordedEngine] = []
+    problems: list[str] = []
 
     @property
     def finding(self) -> bool:
         """Whether something here may leak although it should not."""
-        doubts = (entry.verdict is not None and entry.verdict.in_doubt for entry in self.entries)
-        return any(doubts) or any(core.finding for core in self.silent)
+        return any(record.in_doubt for record in self.processes) or any(
+            core.finding for core in self.without_record
+        )
+
+    @property
+    def unseen(self) -> bool:
+        """Whether something runs here that could not be judged."""
+        return bool(self.problems) or any(core.unseen for core in self.without_record)
 
     def to_data(self) -> dict[str, Any]:
         """As JSON knows it."""
-        return {
-            "processes": [entry.to_data() for entry in self.entries],
-            "without_record": [asdict(core) for core in self.silent],
-        }
+        data: dict[str, Any] = msgspec.to_builtins(self)
+        return data
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Survey:
-        """The inverse of `to_data`."""
-        return cls(
-            [Entry.from_data(entry) for entry in data["processes"]],
-            [Silent(**core) for core in data["without_record"]],
-        )
+        """The inverse of `to_data`; `data` may hold other keys."""
+        return msgspec.convert(data, cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,7 @@ class Node:
     Attributes:
         name: host name or address; empty for this machine.
         survey: what runs there.
-        problem: why it could not be asked; `survey` is empty then.
+        problem: why it could not be queried; `survey` is empty then.
     """
 
     name: str = ""
@@ -99,77 +107,162 @@ class Node:
         return self.problem is not None or self.survey.finding
 
 
-def survey() -> Survey:
-    """Look at the processes of this user; of every user where root asks."""
+def survey(here: Settings | None = None) -> Survey:
+    """The processes of this user; of every user where root calls.
+
+    Args:
+        here: this interpreter's settings; what is known of its vLLM holds for a process that
+            serves the same one.
+
+    Raises:
+        ValueError: ``MAMBA_RETIRE_DIR`` is no folder that can be used.
+    """
+    folders = {records.folder()}
+    if not Path("/proc/self/stat").exists():
+        return Survey(problems=["/proc is not mounted, so running processes cannot be seen."])
     cores = list(_engine_cores())
-    owners = {os.getuid(), *(user for _, user in cores)}
-    folders = sorted({records.folder(user) for user in owners})
-    entries = [entry for where in folders for entry in records.read(where)]
-    recorded = {entry.pid for entry in entries}
-    return Survey(entries, [_judge(pid) for pid, _ in cores if pid not in recorded])
-
-
-def _engine_cores() -> Iterator[tuple[int, int]]:
-    """Pid and user of every engine core that the caller may look at."""
-    own_namespace = procfs.pid_namespace()
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            user = path.stat().st_uid
-        except OSError:
-            continue
-        pid = int(path.name)
-        if os.getuid() not in (0, user) or not _is_engine_core(pid):
-            continue
-        # A container's processes are told about inside the container.
-        if procfs.pid_namespace(pid) == own_namespace:
-            yield pid, user
-
-
-def _is_engine_core(pid: int) -> bool:
-    if title := procfs.title(pid):
-        return procfs.role_of(title) == "engine core"
-    # An engine core inside its client's process has no title of its own.
-    environment = procfs.environment(pid)
-    in_process = environment.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
-    return in_process and _package(pid) is not None
-
-
-def _judge(pid: int) -> Silent:
-    target = _target(pid)
-    if target is None:
-        return Silent(pid, None, None, "keeps no record, and its vLLM cannot be seen.", True)
-    should_be = decide(collect_evidence(target, load_matrix()))
-    seen = (pid, target.version, str(target.package))
-    if not should_be.in_doubt and should_be.reason is not Reason.PATCHED:
-        return Silent(*seen, f"needs no patch: {should_be.sentence}", False)
-    environment = procfs.environment(pid)
-    if read_mode(environment.get(MODE_VARIABLE)) == "off":
-        return Silent(*seen, f"{MODE_VARIABLE}=off; vLLM is left as it is.", False)
-    return Silent(*seen, _why_silent(pid, environment), True)
-
-
-def _why_silent(pid: int, environment: Mapping[str, str]) -> str:
-    allowed = environment.get("VLLM_PLUGINS")
-    if allowed is not None and PLUGIN not in allowed.split(","):
-        return f"VLLM_PLUGINS={allowed} leaves this package out; add {PLUGIN} and restart it."
-    if procfs.started_at(pid) < Path(__file__).stat().st_ctime:
-        return "was started before this package was installed; restart it."
-    return (
-        "keeps no record in the folder looked at; install this package into its environment, "
-        f"or set the same {records.FOLDER_VARIABLE} here."
+    folders |= {records.folder(user) for _, user in cores if _visible(user)}
+    readings = [records.read(*folder) for folder in sorted(folders)]
+    found = [record for reading in readings for record in reading.records]
+    recorded = {record.pid for record in found}
+    return Survey(
+        found,
+        [_judge(core, user, here) for core, user in cores if core.pid not in recorded],
+        [reading.problem for reading in readings if reading.problem],
     )
 
 
-def _target(pid: int) -> Target | None:
+def _engine_cores() -> Iterator[tuple[psutil.Process, int]]:
+    """Every engine core, and its user."""
+    own_namespace = records.pid_namespace()
+    for process in psutil.process_iter():
+        try:
+            user = process.uids().effective
+            if not _is_engine_core(process, user):
+                continue
+        except psutil.Error:
+            continue
+        # A container's processes are told about inside the container.
+        if not _visible(user) or records.pid_namespace(process.pid) == own_namespace:
+            yield process, user
+
+
+def _visible(user: int) -> bool:
+    """Whether a process of this user can be inspected."""
+    return os.getuid() in (0, user)
+
+
+def _is_engine_core(process: psutil.Process, user: int) -> bool:
+    if title := records.title(process.pid):
+        return records.role_of(title) == "engine core"
+    # An engine core inside its client's process has no title of its own.
+    if not _visible(user):
+        return False
+    in_process = _environment(process).get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
+    return in_process and _package(process.pid) is not None
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """The environment that a process was started with.
+
+    A title written over it leaves nothing to read; then its parent's, which it inherited.
+    """
+    ancestor: psutil.Process | None = process
+    try:
+        while ancestor is not None:
+            found = ancestor.environ()
+            if found.keys() & {"PATH", "HOME"} or not records.title(ancestor.pid):
+                return found
+            ancestor = ancestor.parent()
+    except psutil.Error:
+        pass
+    return {}
+
+
+def _judge(process: psutil.Process, user: int, here: Settings | None) -> UnrecordedEngine:
+    pid = process.pid
+    if not _visible(user):
+        sentence = f"belongs to user {user} and cannot be inspected; run this as that user or root."
+        return UnrecordedEngine(pid, None, None, sentence, False, unseen=True)
     package = _package(pid)
-    return read_target(package) if package else None
+    target = read_target(package) if package else None
+    if target is None:
+        sentence = "keeps no record, and its vLLM cannot be seen."
+        return UnrecordedEngine(pid, None, None, sentence, True)
+    try:
+        sentence, finding = _why_unrecorded(process, target, here)
+    except (psutil.Error, OSError) as error:
+        sentence, finding = f"keeps no record, and cannot be inspected ({error}).", True
+    return UnrecordedEngine(pid, target.version, str(target.package), sentence, finding)
+
+
+def _why_unrecorded(
+    process: psutil.Process, target: Target, here: Settings | None
+) -> tuple[str, bool]:
+    """Why an engine core keeps no record, and whether that is a finding."""
+    started = _started_at(process.pid)
+    verdict = _verdict(target, here)
+    if not verdict.in_doubt and verdict.reason is not Reason.PATCHED:
+        if started < _changed_at(target.manager_file):
+            return "was started before its vLLM was changed on disk; restart it.", True
+        return f"needs no patch: {verdict.sentence}", False
+    environment = _environment(process)
+    if read_mode(environment.get(MODE_VARIABLE)) == "off":
+        return f"{MODE_VARIABLE}={environment[MODE_VARIABLE]}; vLLM is left as it is.", False
+    path = _search_path(process.pid, target, environment)
+    # From outside only a part of its path is seen, so that nothing can be called missing.
+    if reason := obstacle(environment, replace(find_installed(path), missing=())):
+        return f"{reason.removesuffix('.')}, and restart it.", True
+    plugin = next(p for f in path if (p := Path(f, PACKAGE, "plugin.py")).exists())
+    if started < _changed_at(plugin):
+        return "was started before this package was installed; restart it.", True
+    return (
+        "keeps no record in the folder that was read; set the same "
+        f"{records.FOLDER_VARIABLE} here.",
+        True,
+    )
+
+
+def _verdict(target: Target, here: Settings | None) -> Verdict:
+    if here is not None and here.target is not None and here.target.package == target.package:
+        return here.verdict
+    return decide(collect_evidence(target, load_matrix()))
+
+
+def _started_at(pid: int) -> float:
+    """When a process was started, in seconds since the epoch, to a hundredth of a second.
+
+    psutil's `create_time` starts from the boot time in whole seconds.
+    """
+    ticks = records.start_ticks(pid) or 0
+    booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return booted_at + (ticks + 1) / os.sysconf("SC_CLK_TCK")
+
+
+def _changed_at(path: Path) -> float:
+    # Not the time of modification: a wheel's files can keep the one they were packed with.
+    return path.stat().st_ctime
+
+
+def _search_path(pid: int, target: Target, environment: Mapping[str, str]) -> list[str]:
+    """The folders that a process imports from, as far as they can be told from outside."""
+    named = environment.get("PYTHONPATH", "").split(os.pathsep)
+    loaded_from = {os.fsdecode(found) for found in _SITE.findall(_maps(pid))}
+    return [*filter(os.path.isabs, named), str(target.package.parent), *sorted(loaded_from)]
 
 
 def _package(pid: int) -> Path | None:
     """The vLLM that a process has loaded compiled code from."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_bytes()
-    except OSError:
-        return None
-    found = {Path(os.fsdecode(match.group(1))) for match in _LIBRARY.finditer(maps)}
+    found = {Path(os.fsdecode(package)) for package in _LIBRARY.findall(_maps(pid))}
     return next((path for path in sorted(found) if (path / MANAGER_FILE).exists()), None)
+
+
+def _maps(pid: int) -> bytes:
+    """The files that a process has mapped.
+
+    psutil reads smaps, which takes seconds for a process that maps as much as an engine core.
+    """
+    try:
+        return Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return b""

@@ -1,7 +1,7 @@
-"""Asks every node of a running Ray cluster about the vLLM processes on it.
+"""Queries every node of a running Ray cluster for the vLLM processes on it.
 
 For vLLM's multi-node executor. The cluster is reached as any Ray driver reaches it: the local one,
-or the one that ``RAY_ADDRESS`` names. Ray is imported here and only when asked for.
+or the one that ``RAY_ADDRESS`` names. Ray is imported only when this is called.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _NOT_INSTALLED = "vllm-mamba-retire is not installed in the environment that Ray
 
 
 class RayError(Exception):
-    """The cluster cannot be asked; the message says what to do."""
+    """The cluster cannot be queried; the message says what to do."""
 
 
 def survey_cluster(patience: float = 60.0) -> list[Node]:
-    """Look at every node that is alive.
+    """Query every node that is alive.
 
     Args:
         patience: seconds to wait for all answers together.
@@ -36,20 +36,20 @@ def survey_cluster(patience: float = 60.0) -> list[Node]:
     except ImportError as error:
         raise RayError("Ray is not installed; pip install 'vllm-mamba-retire[ray]'") from error
     try:
-        _knock()
+        _check_address()
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError) as error:
         raise RayError(f"no Ray cluster answers: {error}") from error
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        asked = {_ask(ray, node["NodeID"]): node for node in nodes}
+        asked = {_query(ray, node["NodeID"]): node for node in nodes}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=patience)
         return [_node(ray, node, answer, answer in answered) for answer, node in asked.items()]
     finally:
         ray.shutdown()
 
 
-def _knock() -> None:
+def _check_address() -> None:
     """Ray itself waits for minutes for an address where nobody listens."""
     address = os.environ.get("RAY_ADDRESS", "")
     named = urlsplit(address if "://" in address else f"//{address}")
@@ -57,11 +57,11 @@ def _knock() -> None:
         socket.create_connection((named.hostname, named.port), timeout=10).close()
 
 
-def _ask(ray: Any, node_id: str) -> Any:
+def _query(ray: Any, node_id: str) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # Defined here, a function travels by value: a node without this package can still say so.
-    def look() -> dict[str, Any] | None:
+    def collect() -> dict[str, Any] | None:
         try:
             from vllm_mamba_retire.processes import survey
         except ImportError:
@@ -70,7 +70,9 @@ def _ask(ray: Any, node_id: str) -> Any:
 
     there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     # No CPU asked for: vLLM may have taken all of them.
-    return ray.remote(look).options(scheduling_strategy=there, num_cpus=0, max_retries=0).remote()
+    return (
+        ray.remote(collect).options(scheduling_strategy=there, num_cpus=0, max_retries=0).remote()
+    )
 
 
 def _node(ray: Any, node: dict[str, Any], answer: Any, answered: bool) -> Node:
@@ -80,7 +82,7 @@ def _node(ray: Any, node: dict[str, Any], answer: Any, answered: bool) -> Node:
     try:
         data = ray.get(answer)
     except Exception as error:  # whatever went wrong there, the other nodes' answers count
-        return Node(name, problem=f"could not be asked: {type(error).__name__}: {error}")
+        return Node(name, problem=f"could not be queried: {type(error).__name__}: {error}")
     if data is None:
         return Node(name, problem=_NOT_INSTALLED)
     return Node(name, Survey.from_data(data))

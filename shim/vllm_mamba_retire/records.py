@@ -1,110 +1,186 @@
-"""One small JSON file per vLLM process, so that another process can see what was decided there.
+"""Keeps one small JSON record per vLLM process: its verdict, its vLLM, its counters.
 
-Written when the verdict falls and then, off the hot path, from a daemon thread that looks every few
-seconds whether the counters have moved. Holds no locks: a process may fork at any moment. Nothing
-raises out of here; a folder that cannot be written costs the record and nothing else.
+Written when the verdict falls, and then by a daemon thread, off the hot path, whenever something
+has changed. Holds no locks: a process may fork at any moment. Nothing raises out of here; a folder
+that cannot be written costs the record and nothing else.
+
+The reader applies the rules of the writer, and removes a record only when its process has ended.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import logging
 import os
+import stat
 import sys
-import tempfile
 import threading
+import time
 import zlib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, NamedTuple
 
-from . import procfs
+import msgspec
+import psutil
+
 from ._version import __version__
-from .record import Record
+from .files import read_regular
 from .retirement import Counters
-from .target import find_target
-from .verdict import Reason, Verdict
+from .target import Target, find_target
+from .verdict import Verdict
 
 FOLDER_VARIABLE = "MAMBA_RETIRE_DIR"
 SCHEMA = 1
 REFRESH_SECONDS = 3.0
 # A forked child gets its name and title right after the fork; its record should have them.
 _SETTLING_SECONDS = 0.5
+_MAXIMUM_SIZE = 64 * 1024  # bytes of one record; a usual one has 700
 _HTTP_MODULE = "vllm.entrypoints.openai.api_server"
-_DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+_DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Parts of the names and titles that vLLM, or Ray for it, gives its processes.
+_ROLES = {
+    "EngineCore": "engine core",
+    "Worker": "worker",
+    "ApiServer": "API server",
+    "APIServer": "API server",
+    "Coordinator": "coordinator",
+}
 
 _logger = logging.getLogger("vllm.mamba_retire")
 
+Pid = Annotated[int, msgspec.Meta(gt=0)]
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What one process left on disk about itself.
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one process.
+
+    A field that is added later needs a default; readers ignore fields that they do not know.
 
     Attributes:
         pid: process id, where `place` says.
         started: when the process started, in clock ticks since boot; tells a pid used again.
         place: host and PID namespace of the process; a folder may be shared by several.
         role: ``engine core``, ``worker``, ``API server``, ``coordinator`` or ``main``.
-        verdict: what was decided, and why; None where vLLM's manager is not imported, so that
-            nothing had to be decided yet.
+        verdict: what was decided, and why; None while vLLM's manager is not imported.
         version: of this package.
         vllm: vLLM's version.
         manager_file: the file that defines `MambaManager` there.
         sha256: of that file.
-        decided_at: seconds since the epoch; None with no verdict.
+        decided_at: seconds since the epoch; None without a verdict.
         counters: what retirement did so far; None where nothing is patched.
     """
 
-    pid: int
+    pid: Pid
     started: int
     place: str
     role: str
-    verdict: Verdict | None
-    version: str
-    vllm: str | None
-    manager_file: str | None
-    sha256: str | None
-    decided_at: float | None
-    counters: Counters | None
-
-    def to_data(self) -> dict[str, Any]:
-        """As JSON knows it."""
-        data = asdict(self)
-        if self.verdict is not None:
-            data["verdict"]["reason"] = self.verdict.reason.value
-        return data
+    verdict: Verdict | None = None
+    version: str = __version__
+    vllm: str | None = None
+    manager_file: str | None = None
+    sha256: str | None = None
+    decided_at: float | None = None
+    counters: Counters | None = None
 
     @classmethod
-    def from_data(cls, data: Any) -> Entry:
-        """The inverse of `to_data`.
+    def of(
+        cls, verdict: Verdict | None, target: Target | None, counters: Counters | None = None
+    ) -> Record:
+        """The record of this process.
 
-        Raises:
-            ValueError: it is something else.
+        Args:
+            verdict: what was decided, and why.
+            target: the vLLM that serves.
+            counters: kept as the object that is counted with, so the record is always current.
         """
-        try:
-            known = {field.name: data[field.name] for field in fields(cls)}
-            verdict, counters = known["verdict"], known["counters"]
-            known["verdict"] = (
-                Verdict(Reason(verdict["reason"]), verdict["sentence"]) if verdict else None
-            )
-            known["counters"] = Counters(**counters) if counters else None
-            return cls(**known)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a record: {error!r}") from error
+        return cls(
+            pid=os.getpid(),
+            started=start_ticks(os.getpid()) or 0,
+            place=_place(),
+            role=_role(counters),
+            verdict=verdict,
+            vllm=target.version if target else None,
+            manager_file=str(target.manager_file) if target else None,
+            sha256=target.sha256 if target else None,
+            decided_at=time.time() if verdict else None,
+            counters=counters,
+        )
+
+    def replaced(self, verdict: Verdict) -> Record:
+        """The same process with another verdict."""
+        return msgspec.structs.replace(self, verdict=verdict, decided_at=time.time())
+
+    @property
+    def reason(self) -> str:
+        """Reason code of the verdict; ``armed`` while there is none."""
+        return self.verdict.reason.value if self.verdict else "armed"
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether vLLM may leak in this process although it should not."""
+        return self.verdict is not None and self.verdict.in_doubt
+
+    def line(self) -> str:
+        """The one log line of this process."""
+        vllm = f"vLLM {self.vllm} at {self.manager_file}" if self.manager_file else "no vLLM"
+        return f"vllm-mamba-retire {self.version}: {self.verdict} ({vllm}, pid {self.pid})"
+
+
+class _Format(msgspec.Struct):
+    """What every record file says of itself."""
+
+    schema: Literal[1]
+
+
+class Folder(NamedTuple):
+    """A folder of records.
+
+    Attributes:
+        path: where it is.
+        owner: the user that has to own it; None for one that the operator chose.
+    """
+
+    path: Path
+    owner: int | None = None
+
+
+class Reading(NamedTuple):
+    """What a folder holds.
+
+    Attributes:
+        records: of the processes that run here.
+        problem: why the folder cannot be believed or read, as a sentence; None if it can.
+    """
+
+    records: list[Record]
+    problem: str | None = None
 
 
 def announce() -> None:
-    """Let others see that this process is armed; a verdict will say more than that."""
-    if not _writer.kept:
-        _writer.start(None)
+    """Show other processes that the patch is armed here; a verdict replaces this record."""
+    if _writer.record is None:
+        try:
+            _writer.start(Record.of(None, find_target()), None)
+        except Exception as error:
+            _logger.warning("vllm-mamba-retire keeps no record of this process: %r", error)
 
 
-def keep(record: Record) -> None:
-    """Keep `record` on disk for as long as this process lives."""
-    _writer.start(record)
+def keep(record: Record, recheck: Callable[[Record], Record] | None = None) -> None:
+    """Keep `record` on disk for as long as this process lives.
+
+    Args:
+        record: what was decided.
+        recheck: called every few seconds on a thread of its own; returns the record as it has to
+            be now, the same one if nothing is new.
+    """
+    _writer.start(record, recheck)
+
+
+def is_api_server() -> bool:
+    """Whether this process answers vLLM's HTTP requests."""
+    return _role(None) == "API server"
 
 
 def withdraw() -> None:
@@ -112,46 +188,160 @@ def withdraw() -> None:
     _writer.stop()
 
 
-def folder(user: int | None = None) -> Path:
-    """Where the records of a user's processes lie; by default of the caller's."""
-    if chosen := os.environ.get(FOLDER_VARIABLE):
-        return Path(chosen)
-    return Path(tempfile.gettempdir(), f"vllm-mamba-retire-{os.getuid() if user is None else user}")
+def folder(user: int | None = None) -> Folder:
+    """Where the records of a user's processes lie; by default of the caller's.
 
-
-def read(where: Path) -> Iterator[Entry]:
-    """Records of the processes that still run here; removes those of dead ones.
-
-    What cannot be read, or is no record, is left out: other files in the folder are not ours.
-    Those of other containers and hosts are too, as nobody here can tell whether they still run.
+    Raises:
+        ValueError: ``MAMBA_RETIRE_DIR`` is a relative path.
     """
+    if chosen := os.environ.get(FOLDER_VARIABLE):
+        where = Path(os.path.expanduser(chosen))  # noqa: PTH111  # Path's raises without a home
+        if not where.is_absolute():
+            raise ValueError(
+                f"{FOLDER_VARIABLE}={chosen} is a relative path, which means another folder in "
+                "each process; set an absolute path"
+            )
+        return Folder(where)
+    # Not tempfile.gettempdir: what it answers depends on who can write where.
+    base = os.environ.get("TMPDIR") or "/tmp"
+    owner = os.getuid() if user is None else user
+    return Folder(Path(base, f"vllm-mamba-retire-{owner}"), owner)
+
+
+def read(where: Path, owner: int | None = None) -> Reading:
+    """Records of the processes that run here; removes those of processes that have ended.
+
+    Args:
+        where: the folder.
+        owner: the user that has to own it, and that alone may write it.
+
+    Other files in the folder are ignored, and so are records of other containers and hosts, whose
+    processes cannot be seen from here.
+    """
+    if start_ticks(os.getpid()) is None:
+        return Reading([], f"{where}: /proc is not mounted, so nobody can tell who is alive.")
     try:
-        paths = sorted(where.glob("[0-9]*.json"))
-    except OSError:
-        return
+        if problem := _untrusted(where, owner):
+            return Reading([], f"{problem}; it is not read. Remove it, or set {FOLDER_VARIABLE}.")
+        paths = sorted(path for path in where.iterdir() if _is_record_name(path.name))
+    except FileNotFoundError:
+        return Reading([])
+    except OSError as error:
+        return Reading([], f"{where} cannot be read ({error.strerror}).")
+    found = []
     for path in paths:
-        try:
-            data = json.loads(path.read_text())
-            entry = Entry.from_data(data)
-            known = data["schema"] == SCHEMA
-        except (OSError, ValueError, KeyError):
+        if (record := _read(path)) is None:
             continue
-        if not known or entry.place != _place():
-            continue
-        if procfs.started(entry.pid) == entry.started:
-            yield entry
-        else:
+        ticks = start_ticks(record.pid)
+        if ticks == record.started:
+            found.append(record)
+        elif ticks is not None or _has_ended(record.pid):
             _remove(path)
+    return Reading(found)
 
 
-def _sweep() -> None:
-    """Remove what killed processes left; a stopped server's processes often end that way."""
-    for _ in read(folder()):
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None where that cannot be seen.
+
+    psutil's `create_time` adds the boot time, which moves when the clock is set: no identity.
+    """
+    stat_line = _process_status(pid)
+    return stat_line and stat_line[1]
+
+
+def parent(pid: int) -> int | None:
+    """Process id of the parent of a running process."""
+    stat_line = _process_status(pid)
+    return stat_line and stat_line[0]
+
+
+def pid_namespace(pid: int | str = "self") -> str:
+    """The PID namespace of a process: pids mean something only within one."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def title(pid: int | str) -> str:
+    """The title that a process gave itself (``VLLM::EngineCore``), or else nothing."""
+    try:
+        with Path(f"/proc/{pid}/cmdline").open("rb") as file:
+            first = file.read(4096).split(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return ""
+    return first.strip() if "::" in first else ""
+
+
+def role_of(name: str) -> str | None:
+    """What a process of this name or title is to vLLM."""
+    return next((role for part, role in _ROLES.items() if part in name), None)
+
+
+def _process_status(pid: int) -> tuple[int, int] | None:
+    """Parent and start of a process that runs."""
+    try:
+        # Fields 4 and 22; the second field, the name, may hold spaces and parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else (int(fields[1]), int(fields[19]))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether no process of this id runs; False where that is not certain."""
+    if Path(f"/proc/{pid}").exists():
+        return True  # a zombie: a running one has a status
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
         pass
+    return False
+
+
+def _is_record_name(name: str) -> bool:
+    return name[:1].isdigit() and name.endswith(".json")
+
+
+def _read(path: Path) -> Record | None:
+    """A record that this place's process or root has written; None for any other file."""
+    try:
+        data, found = read_regular(path, _MAXIMUM_SIZE)
+        msgspec.json.decode(data, type=_Format)
+        record = msgspec.json.decode(data, type=Record)
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return None
+    if record.place != _place():
+        return None
+    try:
+        owner = psutil.Process(record.pid).uids().effective
+    except psutil.Error:
+        owner = found.st_uid  # the process has ended: nothing of it will be believed
+    return record if found.st_uid in (0, owner) and not found.st_mode & 0o022 else None
+
+
+def _untrusted(where: Path, owner: int | None) -> str | None:
+    """Why a folder is not believed. Anybody can make one of this name in the temporary folder.
+
+    Raises:
+        OSError: there is none.
+    """
+    found = where.lstat()
+    if owner is None:
+        return None  # chosen by the operator, and maybe shared: each record is checked by itself
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == owner and not found.st_mode & 0o022:
+        return None
+    return f"{where} is not a folder that only user {owner} can write"
 
 
 def _place() -> str:
-    return f"{os.uname().nodename} {procfs.pid_namespace()}"
+    # Two hosts can have one name; the boot id tells them apart.
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    return f"{os.uname().nodename} {boot} {pid_namespace()}"
 
 
 def _file_name() -> str:
@@ -163,54 +353,69 @@ class _Writer:
     """Keeps the file of this process current."""
 
     def __init__(self) -> None:
-        self.kept = False
         self.record: Record | None = None
+        self.recheck: Callable[[Record], Record] | None = None
+        self.forked = False
         self.path: Path | None = None
-        self.written = ""
+        self.written = b""
+        self.problem = ""
         self.done = threading.Event()
         self.thread: threading.Thread | None = None
 
-    def start(self, record: Record | None) -> None:
-        """Write the record now, and again whenever its counters have moved."""
-        self.kept, self.record = True, record
+    def start(self, record: Record, recheck: Callable[[Record], Record] | None) -> None:
+        """Write the record now, and again whenever it has changed."""
+        self.record, self.recheck = record, recheck
         self.done.clear()
         self.write()
         self._follow()
 
     def stop(self) -> None:
         """Remove the record. The refreshing thread ends by itself."""
-        self.kept, self.record = False, None
+        self.record = self.recheck = None
         self.done.set()
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(timeout=1)
         if self.path is not None:
             _remove(self.path)
-        self.path, self.written = None, ""
+        self.path, self.written = None, b""
 
     def after_fork(self) -> None:
         """In a forked child: the file is the parent's, but the verdict holds here too."""
-        self.path, self.written, self.thread = None, "", None
+        self.path, self.written, self.thread = None, b"", None
+        self.forked = True
         self.done = threading.Event()
-        if self.record is not None and self.record.counters is not None:
-            self.record.counters.reset()
-        if self.kept:
+        if self.record is not None:
+            if self.record.counters is not None:
+                self.record.counters.reset()
             self._follow()
 
     def write(self) -> None:
-        """Write the record if it differs from what is on disk."""
-        if not self.kept or self.done.is_set():
+        """Write the record if it differs from what is on disk, or is not there any more.
+
+        A failure is logged once and tried again: a full disk does not stay full.
+        """
+        record = self.record
+        if record is None or self.done.is_set():
             return
         try:
-            text = json.dumps({"schema": SCHEMA, **_describe(self.record).to_data()})
-            if text != self.written:
-                path = _make_folder() / _file_name()
-                _replace(path, text)
-                self.path, self.written = path, text
+            # This process may be a fork of the one that decided, and get its title later.
+            record = msgspec.structs.replace(
+                record,
+                pid=os.getpid(),
+                started=start_ticks(os.getpid()) or 0,
+                role=_role(record.counters),
+            )
+            text = msgspec.json.encode({"schema": SCHEMA, **msgspec.structs.asdict(record)})
+            if text == self.written and self.path is not None and self.path.exists():
+                return
+            path = _make_folder() / _file_name()
+            self.path = path  # from here on there may be a file to remove
+            _replace(path, text)
+            self.written, self.problem = text, ""
         except Exception as error:
-            if not self.written:
-                _logger.info("vllm-mamba-retire keeps no record of this process: %s", error)
-            self.written = "given up"
-            self.done.set()
+            if not self.problem:
+                _logger.warning("vllm-mamba-retire keeps no record of this process: %s", error)
+            self.problem = str(error) or repr(error)
 
     def _follow(self) -> None:
         if self.done.is_set() or (self.thread is not None and self.thread.is_alive()):
@@ -224,12 +429,33 @@ class _Writer:
     def _refresh(self) -> None:
         self.done.wait(_SETTLING_SECONDS)
         self._remove_at_exit()
-        _sweep()
+        self._log_fork()
+        with contextlib.suppress(ValueError):
+            read(*folder())  # removes what killed processes left
         while not self.done.is_set():
+            self._recheck()
             self.write()
-            if self.record is None or self.record.counters is None:
-                return
             self.done.wait(REFRESH_SECONDS)
+
+    def _recheck(self) -> None:
+        record, recheck = self.record, self.recheck
+        if record is None or recheck is None:
+            return
+        try:
+            now = recheck(record)
+        except Exception as error:
+            _logger.warning("vllm-mamba-retire cannot check its patch again: %r", error)
+            self.recheck = None
+            return
+        if now is not record and self.record is record:
+            self.record = now
+
+    def _log_fork(self) -> None:
+        """The log line of a process that inherited its verdict."""
+        if self.forked and self.record is not None and self.record.verdict is not None:
+            level = logging.WARNING if self.record.in_doubt else logging.INFO
+            _logger.log(level, msgspec.structs.replace(self.record, pid=os.getpid()).line())
+        self.forked = False
 
     def _remove_at_exit(self) -> None:
         """multiprocessing's children leave without running what `atexit` knows."""
@@ -238,26 +464,9 @@ class _Writer:
             util.Finalize(None, self.stop, exitpriority=0)
 
 
-def _describe(record: Record | None) -> Entry:
-    target = record.target if record else find_target()
-    return Entry(
-        pid=os.getpid(),
-        started=procfs.started(os.getpid()) or 0,
-        place=_place(),
-        role=_role(record.counters if record else None),
-        verdict=record.verdict if record else None,
-        version=__version__,
-        vllm=target.version if target else None,
-        manager_file=str(target.manager_file) if target else None,
-        sha256=target.sha256 if target else None,
-        decided_at=record.decided_at if record else None,
-        counters=record.counters if record else None,
-    )
-
-
 def _role(counters: Counters | None) -> str:
     """What this process is to vLLM."""
-    named = procfs.role_of(_process_name()) or procfs.role_of(procfs.title(os.getpid()))
+    named = role_of(_process_name()) or role_of(title("self"))
     if named is not None:
         return named
     # Only a scheduler retires: this one runs the engine core itself.
@@ -280,24 +489,27 @@ def _process_name() -> str:
 
 
 def _make_folder() -> Path:
-    where = folder()
-    if os.environ.get(FOLDER_VARIABLE):
+    where, owner = folder()
+    if owner is None:
         where.mkdir(parents=True, exist_ok=True)
-        return where
-    where.mkdir(mode=0o700, exist_ok=True)
-    # Anybody can make a folder of this name in /tmp.
-    found = where.lstat()
-    if where.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{where} is not a folder that only this user can write")
+    else:
+        where.mkdir(mode=0o700, exist_ok=True)
+    if problem := _untrusted(where, owner):
+        raise PermissionError(problem)
     return where
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, text: bytes) -> None:
     """Write a file in one step: a reader sees the old text or the new one."""
     draft = path.with_name(f".{path.name}.{threading.get_ident()}")
-    with os.fdopen(os.open(draft, _DRAFT_FLAGS, 0o600), "w") as file:
-        file.write(text + "\n")
-    draft.replace(path)
+    _remove(draft)
+    try:
+        with os.fdopen(os.open(draft, _DRAFT_FLAGS, 0o600), "wb") as file:
+            file.write(text + b"\n")
+        draft.replace(path)
+    except OSError:
+        _remove(draft)
+        raise
 
 
 def _remove(path: Path) -> None:

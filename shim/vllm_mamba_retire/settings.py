@@ -1,7 +1,8 @@
-"""What decides, around the vLLM of this interpreter, whether and how its processes get patched.
+"""Settings outside vLLM's source that affect patching: installation, plug-in list, mode.
 
-The vLLM on disk and what the table knows of it, vLLM's rules for plug-ins, and other products that
-touch the same class. Reads files and metadata only, works on a broken vLLM, imports none.
+Reads files and metadata only, and works on a broken vLLM. `obstacle` is the one judgement whether
+a vLLM process patches itself; it is the same for this interpreter, for another process's
+environment and for the files of an image.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class InstalledProduct:
     """Another product that touches the class, as it is installed here."""
 
     product: Product
@@ -55,18 +56,19 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Settings:
     """One interpreter, and the vLLM that it serves.
 
     Attributes:
         interpreter: path of the Python.
         python: its version.
         target: the vLLM that it would import, or None.
-        verdict: what each of its processes would decide, were nothing in the way.
+        verdict: what each of its processes would decide, if it loads this package.
         row: what the table knows of the release that vLLM calls itself.
         mode: ``MAMBA_RETIRE`` as it is set here.
-        obstacle: why vLLM processes started from here would not be patched, and how to mend it.
-        neighbours: other products that touch the class.
+        installed: what this interpreter has of this package.
+        obstacle: why vLLM processes started from here would not be patched, and what to do.
+        products: other products that touch the class.
         shadowed: further vLLM packages on the path, which do not serve.
     """
 
@@ -76,8 +78,9 @@ class Surroundings:
     verdict: Verdict
     row: Row | None
     mode: str
+    installed: Installed
     obstacle: str | None
-    neighbours: tuple[Neighbour, ...]
+    products: tuple[InstalledProduct, ...]
     shadowed: tuple[Path, ...]
 
     @property
@@ -91,8 +94,8 @@ def judge_files(target: Target | None, matrix: Matrix) -> Verdict:
     return decide(collect_evidence(target, matrix))
 
 
-def look_around(judge: Callable[[Target | None, Matrix], Verdict] = judge_files) -> Surroundings:
-    """Look at this interpreter; `forecast.predict` judges as its processes will."""
+def read_settings(judge: Callable[[Target | None, Matrix], Verdict] = judge_files) -> Settings:
+    """The settings of this interpreter; `forecast.predict` judges as its processes will."""
     target = find_target()
     matrix: Matrix | None = None
     try:
@@ -100,16 +103,18 @@ def look_around(judge: Callable[[Target | None, Matrix], Verdict] = judge_files)
         verdict = judge(target, matrix)
     except MatrixError as error:
         verdict = Verdict(Reason.FAILED, f"{error}; reinstall {DISTRIBUTION}.")
+    installed = find_installed()
     off = read_mode(os.environ.get(MODE_VARIABLE)) == "off"
-    return Surroundings(
+    return Settings(
         interpreter=sys.executable,
         python=platform.python_version(),
         target=target,
         verdict=verdict,
         row=matrix.row_for(target.version) if matrix and target else None,
-        mode=os.environ.get(MODE_VARIABLE, "auto"),
-        obstacle=None if off else obstacle(os.environ, find_installed()),
-        neighbours=tuple(_neighbours(matrix)) if matrix else (),
+        mode=os.environ.get(MODE_VARIABLE) or "auto",
+        installed=installed,
+        obstacle=None if off else obstacle(os.environ, installed),
+        products=tuple(_products(matrix)) if matrix else (),
         shadowed=tuple(_shadowed(target)) if target else (),
     )
 
@@ -174,10 +179,10 @@ def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     return spec if spec is not None and spec.origin is not None else None
 
 
-def _neighbours(matrix: Matrix) -> Iterator[Neighbour]:
+def _products(matrix: Matrix) -> Iterator[InstalledProduct]:
     for product in matrix.products:
         for found in distributions(name=product.distribution):
-            yield Neighbour(product, found.version)
+            yield InstalledProduct(product, found.version)
 
 
 def _shadowed(target: Target) -> Iterator[Path]:

@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .files import read_regular
+
+_MAXIMUM_SIZE = 8 * 1024 * 1024  # bytes of a source file; vLLM's largest has 0.4 million
 MANAGER_FILE = Path("v1/core/single_type_kv_cache_manager.py")
 # What calls the manager's `remove_skipped_blocks`, directly or through another of them.
 CALLER_FILES = tuple(
@@ -114,7 +117,7 @@ def _predates_align(manager_file: Path, package: Path) -> bool:
 def _read(path: Path) -> tuple[bytes | None, str | None]:
     """Bytes of a file on disk or in a zip on the path, or why they cannot be had."""
     try:
-        return path.read_bytes(), None
+        return read_regular(path, _MAXIMUM_SIZE)[0], None
     except FileNotFoundError:
         problem = f"{path} does not exist"
     except NotADirectoryError:

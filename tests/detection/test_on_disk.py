@@ -20,8 +20,8 @@ MakeSite = Callable[..., Site]
 Look = Callable[[Site], Verdict]
 _LOOK_AROUND = """
 import json
-from vllm_mamba_retire.settings import look_around
-here = look_around()
+from vllm_mamba_retire.settings import read_settings
+here = read_settings()
 print(json.dumps({
     "reason": here.verdict.reason.value, "sentence": here.verdict.sentence,
     "package": here.target and str(here.target.package), "version": here.target.version,
@@ -178,7 +178,7 @@ def test_a_zip_on_the_path_is_read(site: MakeSite, child: Child) -> None:
     with zipfile.ZipFile(archive, "w") as zipped:
         for name in ("__init__.py", "_version.py", MANAGER_FILE.as_posix()):
             zipped.write(tree.package / name, f"vllm/{name}")
-    here = look_around(child, str(archive))
+    here = read_settings(child, str(archive))
     assert (here["reason"], here["version"]) == ("patched", LIVE)
     assert here["package"] == str(archive / "vllm")
 
@@ -187,7 +187,7 @@ def test_of_two_trees_the_one_that_serves_is_judged_and_the_other_named(
     site: MakeSite, child: Child
 ) -> None:
     live, native = site(LIVE, "first"), site(NATIVE, "second")
-    here = look_around(child, str(native.folder), str(live.folder))
+    here = read_settings(child, str(native.folder), str(live.folder))
     assert (here["reason"], here["package"]) == ("native", str(native.package))
     assert str(live.package) in here["shadowed"]
 
@@ -210,7 +210,7 @@ def test_a_develop_install_is_followed(site: MakeSite, child: Child, tmp_path: P
     assert here["package"] == str(tree.package)
 
 
-def look_around(child: Child, *path: str) -> dict[str, object]:
+def read_settings(child: Child, *path: str) -> dict[str, object]:
     done = child(_LOOK_AROUND, PYTHONPATH=":".join([*path, own_path()]))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -101,12 +101,12 @@ def test_every_node_tells_of_its_own_processes(cluster: Cluster, actors: list[in
     nodes = ask(cluster)
     assert len({node.name for node in nodes}) == 2
     assert [node.problem for node in nodes] == [None, None]
-    assert sorted(e.pid for node in nodes for e in node.survey.entries) == sorted(actors)
-    assert [len(node.survey.entries) for node in nodes] == [1, 1]
+    assert sorted(e.pid for node in nodes for e in node.survey.processes) == sorted(actors)
+    assert [len(node.survey.processes) for node in nodes] == [1, 1]
 
 
 def test_an_actor_is_a_worker_with_its_own_verdict(cluster: Cluster, actors: list[int]) -> None:
-    entries = {e.pid: e for node in ask(cluster) for e in node.survey.entries}
+    entries = {e.pid: e for node in ask(cluster) for e in node.survey.processes}
     assert {entry.role for entry in entries.values()} == {"worker"}
     assert entries[actors[0]].verdict.reason is Reason.PATCHED
     assert entries[actors[1]].verdict is None
@@ -121,7 +121,7 @@ def test_a_node_without_the_package_says_so_and_the_others_still_answer(
     assert len(nodes) == 3
     (problem,) = (node.problem for node in nodes if node.problem)
     assert "not installed" in problem
-    assert sum(len(node.survey.entries) for node in nodes) == len(actors)
+    assert sum(len(node.survey.processes) for node in nodes) == len(actors)
     assert [node.problem is not None for node in nodes].count(True) == 1
     assert all(node.finding for node in nodes if node.problem)
 

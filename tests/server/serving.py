@@ -148,9 +148,9 @@ class Running:
         assert self.process.poll() is None, self.log.read_text(errors="replace")[-6000:]
         return True
 
-    def entries(self) -> list[records.Entry]:
+    def entries(self) -> list[records.Record]:
         """Records of its processes that are alive."""
-        return list(records.read(self.records))
+        return records.read(self.records).records
 
     def survey(self, *, path: str | None = None, records: Path | None = None) -> Survey:
         """What a command sees that is run beside it."""
@@ -169,8 +169,8 @@ class Running:
         # Other work on this machine is not this test's.
         own = {one.pid for one in self.family()}
         return Survey(
-            [entry for entry in seen.entries if entry.pid in own],
-            [core for core in seen.silent if core.pid in own],
+            [entry for entry in seen.processes if entry.pid in own],
+            [core for core in seen.without_record if core.pid in own],
         )
 
 

@@ -111,8 +111,8 @@ def test_an_engine_core_that_vllm_plugins_leaves_out_is_found(
     ) as running:
         running.wait()
         seen = running.survey()
-        assert seen.entries == []
-        (core,) = seen.silent
+        assert seen.processes == []
+        (core,) = seen.without_record
         assert core.vllm == os.environ["MAMBA_RETIRE_TEST_RELEASE"]
         assert core.finding == needs_the_fix
         assert ("VLLM_PLUGINS=lora_filesystem_resolver" in core.sentence) == needs_the_fix
@@ -129,8 +129,8 @@ def test_an_engine_core_started_before_the_install_is_found(
         installed = tmp_path / "installed later"
         shutil.copytree(package, installed / package.name)
         seen = running.survey(path=os.pathsep.join([str(installed), without]))
-        assert seen.entries == []
-        (core,) = seen.silent
+        assert seen.processes == []
+        (core,) = seen.without_record
         assert core.finding == needs_the_fix
         assert ("before this package was installed" in core.sentence) == needs_the_fix
 
@@ -140,8 +140,8 @@ def test_a_record_kept_elsewhere_is_a_finding_that_names_the_variable(
 ) -> None:
     with Application(tmp_path) as running:
         running.wait()
-        assert running.survey().silent == []
-        (core,) = running.survey(records=tmp_path / "elsewhere").silent
+        assert running.survey().without_record == []
+        (core,) = running.survey(records=tmp_path / "elsewhere").without_record
         assert core.finding == needs_the_fix
         assert ("MAMBA_RETIRE_DIR" in core.sentence) == needs_the_fix
 

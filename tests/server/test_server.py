@@ -136,8 +136,8 @@ def test_an_engine_core_told_to_do_nothing_is_reported_but_no_finding(
     stock: Server, leaks: bool
 ) -> None:
     seen = stock.survey()
-    assert [entry.role for entry in seen.entries] == []
-    (core,) = seen.silent
+    assert [entry.role for entry in seen.processes] == []
+    (core,) = seen.without_record
     assert ("MAMBA_RETIRE=off" in core.sentence) == leaks
     assert not seen.finding
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from vllm_mamba_retire.cli import processes
-from vllm_mamba_retire.processes import Node, Silent, Survey
-from vllm_mamba_retire.records import Entry
+from vllm_mamba_retire.processes import Node, Survey, UnrecordedEngine
+from vllm_mamba_retire.records import Record
 from vllm_mamba_retire.retirement import Counters
 from vllm_mamba_retire.verdict import Reason, Verdict
 
-CORE = Entry(
+CORE = Record(
     pid=71,
     started=1,
     place="host pid:[1]",
@@ -31,8 +31,12 @@ CORE = Entry(
 )
 WORKER = replace(CORE, pid=72, role="worker", verdict=None, counters=None, decided_at=None)
 DRIFTED = replace(CORE, pid=73, verdict=Verdict(Reason.DRIFTED, "other code."), counters=None)
-LEFT_OUT = Silent(74, "0.29.0", "/site/vllm", "was left out by VLLM_PLUGINS.", finding=True)
-OFF = Silent(75, "0.29.0", "/site/vllm", "MAMBA_RETIRE=off; vLLM is left as it is.", finding=False)
+LEFT_OUT = UnrecordedEngine(
+    74, "0.29.0", "/site/vllm", "was left out by VLLM_PLUGINS.", finding=True
+)
+OFF = UnrecordedEngine(
+    75, "0.29.0", "/site/vllm", "MAMBA_RETIRE=off; vLLM is left as it is.", finding=False
+)
 
 
 def shown(*nodes: Node) -> str:

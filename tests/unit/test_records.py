@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mamba_retire import procfs, records
-from vllm_mamba_retire.records import Entry
+from vllm_mamba_retire import records
+from vllm_mamba_retire.records import Record
 from vllm_mamba_retire.retirement import Counters
 from vllm_mamba_retire.verdict import Reason, Verdict
 
 # A process that keeps a record and does what it is told, one line at a time.
 PROCESS = """
 import os, sys, time
-from vllm_mamba_retire import records, procfs
-from vllm_mamba_retire.record import Record
+from vllm_mamba_retire import records
+from vllm_mamba_retire.records import Record
 from vllm_mamba_retire.retirement import Counters
 from vllm_mamba_retire.verdict import Reason, Verdict
 
@@ -31,7 +31,7 @@ records.REFRESH_SECONDS = records._SETTLING_SECONDS = 0.05
 counters = Counters(calls=3, states_freed=2)
 
 def keep():
-    records.keep(Record(Verdict(Reason.PATCHED, "by a test."), None, counters))
+    records.keep(Record.of(Verdict(Reason.PATCHED, "by a test."), None, counters))
 
 def child(name="SpawnProcess"):
     # Named as vLLM names it. It ends when told, as a real one does.
@@ -85,8 +85,8 @@ class Process:
         self.process.communicate(timeout=30)
         return self.process.returncode
 
-    def entries(self) -> list[Entry]:
-        return list(records.read(self.folder))
+    def entries(self) -> list[Record]:
+        return records.read(self.folder).records
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_record_says_who_and_what(process: Callable[..., Process]) -> None:
     assert (entry.pid, entry.role) == (one.pid, "engine core")
     assert entry.verdict == Verdict(Reason.PATCHED, "by a test.")
     assert entry.counters == Counters(calls=3, states_freed=2)
-    assert entry.started == procfs.started(one.pid)
+    assert entry.started == records.start_ticks(one.pid)
 
 
 def test_only_its_user_may_read_a_record(process: Callable[..., Process]) -> None:
@@ -227,7 +227,7 @@ def test_records_of_other_containers_and_hosts_are_left_alone(
 
 def test_the_same_pid_in_two_containers_is_two_files(monkeypatch: pytest.MonkeyPatch) -> None:
     here = records._file_name()
-    monkeypatch.setattr(procfs, "pid_namespace", lambda: "pid:[1]")
+    monkeypatch.setattr(records, "pid_namespace", lambda: "pid:[1]")
     assert records._file_name() != here
 
 
@@ -235,7 +235,7 @@ def test_the_same_pid_in_two_containers_is_two_files(monkeypatch: pytest.MonkeyP
 def test_a_file_that_is_no_record_is_left_out_and_left_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "77.json"
     path.write_text(text)
-    assert list(records.read(tmp_path)) == []
+    assert records.read(tmp_path).records == []
     assert path.read_text() == text
 
 
@@ -249,7 +249,7 @@ def test_a_forked_child_has_a_record_of_its_own(process: Callable[..., Process],
     assert parent.counters == Counters(calls=3, states_freed=2)
     assert child.counters == Counters(), "what the parent freed is the parent's"
     assert child.verdict == parent.verdict
-    assert child.role == procfs.role_of(name)
+    assert child.role == records.role_of(name)
     one.do("event.set(); forked.join()")
     assert [entry.pid for entry in one.entries()] == [one.pid]
     assert len(list(one.folder.glob("*.json"))) == 1, "the child removed its own"
@@ -279,7 +279,7 @@ def test_a_folder_in_tmp_that_others_can_write_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MAMBA_RETIRE_DIR", raising=False)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     made = records._make_folder()
     assert stat.S_IMODE(made.stat().st_mode) == 0o700  # control
     made.chmod(0o777)
@@ -289,3 +289,93 @@ def test_a_folder_in_tmp_that_others_can_write_is_not_used(
     made.symlink_to(tmp_path)
     with pytest.raises(PermissionError, match=str(made)):
         records._make_folder()
+
+
+def test_a_record_that_was_removed_or_could_not_be_written_comes_back(
+    process: Callable[..., Process],
+) -> None:
+    one = process()
+    one.do("keep()")
+    one.path.unlink()
+    eventually(one.entries)
+    one.do("os.environ['MAMBA_RETIRE_DIR'] += '/../file/below'")
+    (one.folder.parent / "file").touch()
+    one.do("counters.calls += 1; time.sleep(0.3)")
+    assert one.entries()[0].counters == Counters(calls=3, states_freed=2)  # control: not written
+    (one.folder.parent / "file").unlink()
+    one.do("os.environ['MAMBA_RETIRE_DIR'] = " + repr(str(one.folder)))
+    eventually(lambda: one.entries()[0].counters.calls == 4)
+
+
+def test_a_reader_refuses_the_folder_that_a_writer_would_refuse(
+    process: Callable[..., Process],
+) -> None:
+    one = process()
+    one.do("keep()")
+    one.folder.chmod(0o700)
+    assert [e.pid for e in records.read(one.folder, os.getuid()).records] == [one.pid]  # control
+    one.folder.chmod(0o777)
+    records_found, problem = records.read(one.folder, os.getuid())
+    assert records_found == []
+    assert problem is not None
+    assert "that only user" in problem
+    assert records.read(one.folder, os.getuid() + 1).records == []
+
+
+def test_a_record_that_others_can_write_is_not_believed(process: Callable[..., Process]) -> None:
+    one = process()
+    one.do("keep()")
+    one.path.chmod(0o666)
+    assert one.entries() == []
+
+
+@pytest.mark.parametrize("made", ["fifo", "device", "deep", "endless"])
+def test_hostile_files_neither_hang_nor_stop_the_reader(
+    process: Callable[..., Process], made: str
+) -> None:
+    one = process()
+    one.do("keep()")
+    path = one.folder / "1-0.json"
+    if made == "fifo":
+        os.mkfifo(path)
+    elif made == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text("[" * 50_000 if made == "deep" else " " * 1_000_000)
+    assert [entry.pid for entry in one.entries()] == [one.pid]
+    assert os.path.lexists(path)
+
+
+@pytest.mark.parametrize("field", ["pid", "started", "verdict", "counters"])
+def test_a_record_of_wrong_types_is_ignored(process: Callable[..., Process], field: str) -> None:
+    one = process()
+    one.do("keep()")
+    data = json.loads(one.path.read_text())
+    for value in ([[]], {"a": 1}, "x", -1):
+        (one.folder / "1-0.json").write_text(json.dumps({**data, field: value}))
+        assert [entry.pid for entry in one.entries()] == [one.pid]
+
+
+def test_a_relative_folder_is_refused_by_name_and_a_home_is_expanded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MAMBA_RETIRE_DIR", "~/run")
+    assert records.folder().path == tmp_path / "run"
+    monkeypatch.setenv("MAMBA_RETIRE_DIR", "run")
+    with pytest.raises(ValueError, match="MAMBA_RETIRE_DIR=run is a relative path"):
+        records.folder()
+
+
+def test_a_forked_process_logs_its_own_line(process: Callable[..., Process]) -> None:
+    one = process()
+    log = one.folder.parent / "log"
+    one.do(f"import logging; logging.basicConfig(filename={str(log)!r}, level=logging.INFO)")
+    one.do("keep()")
+    one.do("forked, event = child()")
+    try:
+        eventually(lambda: log.exists() and f"pid {one.pid}" not in log.read_text())
+        eventually(lambda: "patched: by a test." in log.read_text())
+    finally:
+        one.do("event.set(); forked.join()")
+        log.unlink(missing_ok=True)

@@ -151,7 +151,7 @@ class EngineProcess:
         pool = self.cache.block_pool
         return EngineRun(
             vllm=vllm.__version__,
-            verdict=record.verdict.reason.value if record else "off",
+            verdict=record.reason if record else "off",
             freed_beyond_stock=counters.states_stock_would_keep if counters else 0,
             cache_mode=self.mamba[0].mamba_cache_mode,
             block=self.mamba[0].block_size,

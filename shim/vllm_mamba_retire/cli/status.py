@@ -15,9 +15,11 @@ import typer
 
 from vllm_mamba_retire import disarm
 
+from .text import safe
+
 if TYPE_CHECKING:
     from vllm_mamba_retire.processes import Node
-    from vllm_mamba_retire.settings import Surroundings
+    from vllm_mamba_retire.settings import Settings
 
 SCHEMA = 1
 
@@ -58,10 +60,10 @@ def status(
     # Nothing here imports vLLM, and looking for it must not load what waits for its import.
     disarm()
     from vllm_mamba_retire.forecast import predict
-    from vllm_mamba_retire.settings import look_around
+    from vllm_mamba_retire.settings import read_settings
 
-    here = look_around(functools.partial(predict, probe=not no_probe))
-    nodes = _nodes(ray)
+    here = read_settings(functools.partial(predict, probe=not no_probe))
+    nodes = _nodes(ray, here)
     if as_json or form is Format.JSON:
         typer.echo(json.dumps(_as_data(here, nodes), indent=2))
     elif form is Format.PROMETHEUS:
@@ -70,24 +72,33 @@ def status(
         typer.echo(prometheus(nodes), nl=False)
     else:
         _show(here, nodes)
-    raise typer.Exit(1 if here.finding or any(node.finding for node in nodes) else 0)
+    if here.finding or any(node.finding for node in nodes):
+        raise typer.Exit(1)
+    raise typer.Exit(2 if any(node.survey.unseen for node in nodes) else 0)
 
 
-def _nodes(ray: bool) -> list[Node]:
+def _nodes(ray: bool, here: Settings) -> list[Node]:
     from vllm_mamba_retire.processes import Node, survey
 
     if not ray:
-        return [Node(survey=survey())]
+        try:
+            return [Node(survey=survey(here))]
+        except ValueError as error:
+            raise _error(error) from error
     from vllm_mamba_retire.ray_cluster import RayError, survey_cluster
 
     try:
         return survey_cluster()
     except RayError as error:
-        typer.secho(f"error: {error}", err=True, fg="red")
-        raise typer.Exit(2) from error
+        raise _error(error) from error
 
 
-def _as_data(here: Surroundings, nodes: list[Node]) -> dict[str, Any]:
+def _error(error: Exception) -> typer.Exit:
+    typer.secho(f"error: {safe(error)}", err=True, fg="red")
+    return typer.Exit(2)
+
+
+def _as_data(here: Settings, nodes: list[Node]) -> dict[str, Any]:
     from vllm_mamba_retire import __version__
 
     from .processes import as_data
@@ -126,13 +137,13 @@ def _as_data(here: Surroundings, nodes: list[Node]) -> dict[str, Any]:
                 "version": each.version,
                 "does": each.product.does,
             }
-            for each in here.neighbours
+            for each in here.products
         ],
         "nodes": as_data(nodes),
     }
 
 
-def _show(here: Surroundings, nodes: list[Node]) -> None:
+def _show(here: Settings, nodes: list[Node]) -> None:
     from rich.console import Console
 
     from .processes import show
@@ -144,7 +155,7 @@ def _show(here: Surroundings, nodes: list[Node]) -> None:
     console.print(f"  interpreter: {here.interpreter}, Python {here.python}")
     for path in here.shadowed:
         console.print(f"  not used: {path}, further down the path")
-    for each in here.neighbours:
+    for each in here.products:
         console.print(f"  also here: {each.product.distribution} {each.version}, which")
         console.print(f"    {each.product.does}")
     if here.mode != "auto":
@@ -156,7 +167,7 @@ def _show(here: Surroundings, nodes: list[Node]) -> None:
     show(console, nodes)
 
 
-def _as_listed(here: Surroundings) -> str:
+def _as_listed(here: Settings) -> str:
     """What the table says of the release that the version names."""
     if here.row is None:
         return ", of a version that the table does not know"

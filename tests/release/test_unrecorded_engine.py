@@ -2,7 +2,7 @@
 
 The process is a stand-in: it carries vLLM's title and maps a library beside a copy of the release's
 own files, which is all that can be seen of an engine core from outside. The server lane does the
-same with real ones.
+same with real ones. This package is beside that vLLM, unless a test removes it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from vllm.v1.core import single_type_kv_cache_manager
 
-from vllm_mamba_retire import processes, procfs
-from vllm_mamba_retire.processes import Silent
+from vllm_mamba_retire import processes
+from vllm_mamba_retire.processes import UnrecordedEngine
 from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.target import MANAGER_FILE
 
@@ -28,7 +29,8 @@ with open(sys.argv[1], "rb") as file:
 print("mapped", flush=True)
 sys.stdin.read()
 """
-Judge = Callable[..., list[Silent]]
+PATCHES = Path(__file__).parents[2] / "patches"
+Judge = Callable[..., list[UnrecordedEngine]]
 
 
 @pytest.fixture
@@ -40,7 +42,21 @@ def served(tmp_path: Path) -> Path:
     for name in (MANAGER_FILE, Path("_version.py")):
         shutil.copy(original / name, package / name)
     (package / "_C.abi3.so").write_bytes(b"library")
+    install(package.parent)
     return package
+
+
+def install(site: Path) -> None:
+    """What pip leaves of this package, as far as it is read from outside."""
+    (site / "vllm_mamba_retire").mkdir()
+    for name in ("__init__.py", "plugin.py"):
+        (site / "vllm_mamba_retire" / name).touch()
+    metadata = site / "vllm_mamba_retire-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: vllm-mamba-retire\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nmamba_retire = vllm_mamba_retire.plugin:register\n"
+    )
 
 
 @pytest.fixture
@@ -49,7 +65,7 @@ def judge(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("MAMBA_RETIRE_DIR", str(tmp_path / "records"))
     running: list[subprocess.Popen[str]] = []
 
-    def start(title: str = "VLLM::EngineCore", **environment: str) -> list[Silent]:
+    def start(title: str = "VLLM::EngineCore", **environment: str) -> list[UnrecordedEngine]:
         process = subprocess.Popen(
             [title, "-c", _STAND_IN, str(served / "_C.abi3.so")],
             executable=sys.executable,
@@ -61,11 +77,15 @@ def judge(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         running.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "mapped\n"
-        return [core for core in processes.survey().silent if core.pid == process.pid]
+        return processes_of(process.pid)
 
     yield start
     for process in running:
         process.communicate()
+
+
+def processes_of(pid: int) -> list[UnrecordedEngine]:
+    return [core for core in processes.survey().without_record if core.pid == pid]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +119,8 @@ def test_an_engine_core_in_its_clients_process_is_found_by_what_it_has_loaded(
         ({"MAMBA_RETIRE": "off"}, False, "MAMBA_RETIRE=off"),
         ({"VLLM_PLUGINS": "other"}, True, "VLLM_PLUGINS=other"),
         ({"VLLM_PLUGINS": ""}, True, "VLLM_PLUGINS="),
+        ({"MAMBA_RETIRE": "OFF"}, False, "MAMBA_RETIRE=OFF"),
+        ({"MAMBA_RETIRE": "maybe"}, True, "none of auto, require, off"),
         ({"VLLM_PLUGINS": "other,mamba_retire"}, True, "MAMBA_RETIRE_DIR"),
         ({}, True, "MAMBA_RETIRE_DIR"),
     ],
@@ -112,17 +134,44 @@ def test_the_sentence_says_why(
 
 
 @pytest.mark.about(Status.LIVE)
-def test_started_before_the_install_is_told_from_the_time_of_the_files(
-    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_started_before_the_install_is_told_from_the_files_beside_its_vllm(
+    judge: Judge, served: Path
 ) -> None:
     (before,) = judge()
     assert "before this package was installed" not in before.sentence
-    installed = tmp_path / "processes.py"
-    installed.touch()
-    monkeypatch.setattr(processes, "__file__", str(installed))
-    monkeypatch.setattr(procfs, "started_at", lambda _pid: installed.stat().st_ctime - 1)
-    (after,) = judge()
+    time.sleep(0.1)  # a process's start is known to a hundredth of a second
+    for path in (served.parent / "vllm_mamba_retire").iterdir():
+        path.chmod(0o600)
+    (after,) = processes_of(before.pid)
     assert "before this package was installed" in after.sentence
+
+
+@pytest.mark.about(Status.LIVE)
+def test_without_the_package_beside_its_vllm_it_says_where_to_install_it(
+    judge: Judge, served: Path
+) -> None:
+    shutil.rmtree(served.parent / "vllm_mamba_retire-0.1.0.dist-info")
+    (core,) = judge()
+    assert core.finding
+    assert "not installed beside vLLM" in core.sentence
+
+
+def test_a_vllm_changed_after_the_start_is_not_what_the_process_runs(
+    judge: Judge, served: Path, release: str, status: Status
+) -> None:
+    """An upgrade or the series on disk, without a restart: the old code still runs."""
+    (before,) = judge()
+    assert before.finding == (status is Status.LIVE)
+    time.sleep(0.1)
+    if status is Status.LIVE:
+        (fix,) = (PATCHES / f"v{release}").glob("0001-*.patch")
+        command = ["patch", "-p1", "-d", str(served.parent), "-i", str(fix)]
+        subprocess.run(command, check=True, capture_output=True)
+    else:
+        (served / MANAGER_FILE).chmod(0o600)
+    (after,) = processes_of(before.pid)
+    assert after.finding
+    assert "changed on disk; restart it" in after.sentence
 
 
 @pytest.mark.about(Status.LIVE)
