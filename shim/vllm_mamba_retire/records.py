@@ -27,6 +27,8 @@ import psutil
 
 from ._version import __version__
 from .files import read_regular
+from .keep import KeepCounters
+from .keep_verdict import OFF, KeepState, KeepVerdict
 from .retirement import Counters
 from .target import Target, find_target
 from .verdict import Verdict
@@ -70,6 +72,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         sha256: of that file.
         decided_at: seconds since the epoch; None without a verdict.
         counters: what retirement did so far; None where nothing is patched.
+        keep: whether the newest states are kept.
+        keep_counters: what keeping did so far; None where nothing is kept.
     """
 
     pid: Pid
@@ -83,10 +87,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str | None = None
     decided_at: float | None = None
     counters: Counters | None = None
+    keep: KeepVerdict = OFF
+    keep_counters: KeepCounters | None = None
 
     @classmethod
     def of(
-        cls, verdict: Verdict | None, target: Target | None, counters: Counters | None = None
+        cls,
+        verdict: Verdict | None,
+        target: Target | None,
+        counters: Counters | None = None,
+        *,
+        keep: KeepVerdict = OFF,
+        keep_counters: KeepCounters | None = None,
     ) -> Record:
         """The record of this process.
 
@@ -94,6 +106,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             verdict: what was decided, and why.
             target: the vLLM that serves.
             counters: kept as the object that is counted with, so the record is always current.
+            keep: whether the newest states are kept.
+            keep_counters: likewise the object that is counted with.
         """
         return cls(
             pid=os.getpid(),
@@ -106,6 +120,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             sha256=target.sha256 if target else None,
             decided_at=time.time() if verdict else None,
             counters=counters,
+            keep=keep,
+            keep_counters=keep_counters,
         )
 
     def replaced(self, verdict: Verdict) -> Record:
@@ -125,7 +141,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """The one log line of this process."""
         vllm = f"vLLM {self.vllm} at {self.manager_file}" if self.manager_file else "no vLLM"
-        return f"vllm-mamba-retire {self.version}: {self.verdict} ({vllm}, pid {self.pid})"
+        keep = "" if self.keep.state is KeepState.OFF else f" {self.keep}"
+        return f"vllm-mamba-retire {self.version}: {self.verdict}{keep} ({vllm}, pid {self.pid})"
 
 
 class _Format(msgspec.Struct):
