@@ -447,7 +447,7 @@ class _Writer:
         self.done.wait(_SETTLING_SECONDS)
         self._remove_at_exit()
         self._log_fork()
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(Exception):  # a daemon thread has nobody to raise to
             read(*folder())  # removes what killed processes left
         while not self.done.is_set():
             self._recheck()
