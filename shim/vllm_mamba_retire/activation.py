@@ -13,9 +13,20 @@ import threading
 from dataclasses import replace
 from types import ModuleType
 
-from . import binding, records
+from . import binding, keep_binding, records
 from .evidence import Evidence, Outcome, collect_evidence
-from .names import ALLOW_DRIFT_VARIABLE, MANAGER_MODULE, MODE_VARIABLE, is_true, read_mode
+from .keep import KeepCounters
+from .keep_probe import KeepOutcome, probe_keep
+from .keep_verdict import KeepState, KeepVerdict, decide_keep, unavailable
+from .names import (
+    ALLOW_DRIFT_VARIABLE,
+    KEEP_VARIABLE,
+    MANAGER_MODULE,
+    MODE_VARIABLE,
+    is_true,
+    read_keep,
+    read_mode,
+)
 from .probe import probe
 from .record import Record
 from .releases import Matrix, Row, Status, load_matrix
@@ -27,7 +38,7 @@ from .verdict import Reason, Verdict, decide
 _logger = logging.getLogger("vllm.mamba_retire")
 _lock = threading.RLock()
 _current: Record | None = None
-_logged: Verdict | None = None
+_logged: str | None = None
 _displaced: str | None = None  # what `recheck` found last
 
 
@@ -86,7 +97,10 @@ def deactivate() -> bool:
     global _current, _logged, _displaced
     with _lock:
         manager_class = _manager_class(sys.modules.get(MANAGER_MODULE))
-        removed = manager_class is not None and binding.uninstall(manager_class)
+        removed = False
+        if manager_class is not None:
+            for patch in (*keep_binding.PATCHES, binding.RETIREMENT):
+                removed |= binding.uninstall(manager_class, patch)
         _current = _logged = _displaced = None
         records.withdraw()
     return removed
@@ -178,7 +192,8 @@ def _inspect_and_patch() -> Record:
     verdict = decide(before)
     if verdict.reason is Reason.PATCHED and manager_class and not before.ours_installed:
         verdict = _patch(module, manager_class, verdict)
-    return Record(verdict, target, _counters(manager_class))
+    keep = _keep(module, manager_class, before, verdict)
+    return Record(verdict, target, _counters(manager_class), keep, _keep_counters(manager_class))
 
 
 def _probe(module: ModuleType, manager_class: type) -> Outcome:
@@ -217,6 +232,44 @@ def _patch(module: ModuleType, manager_class: type, promised: Verdict) -> Verdic
     )
 
 
+def _keep(
+    module: ModuleType, manager_class: type | None, seen: Evidence, verdict: Verdict
+) -> KeepVerdict:
+    """Decide about keeping the newest states, and do it where that is right.
+
+    Keeping is an optimisation: whatever goes wrong here changes nothing of the retirement, and
+    ``MAMBA_RETIRE=require`` does not insist on it.
+    """
+    asked = os.environ.get(KEEP_VARIABLE)
+    try:
+        rule = read_keep(asked)
+        patch = keep_binding.PATCHES[rule == "prompt"]
+        overridden = binding.overriding_subclasses(manager_class, patch) if manager_class else ()
+        decided = decide_keep(rule, asked, verdict, seen, next(iter(overridden), None))
+        if decided.state is not KeepState.ON or manager_class is None:
+            return decided
+        if binding.installation(manager_class, patch):
+            return decided
+        return _install_keep(module, manager_class, patch, decided)
+    except Exception as error:
+        return unavailable(f"{type(error).__name__}: {error}")
+
+
+def _install_keep(
+    module: ModuleType, manager_class: type, patch: binding.Patch, promised: KeepVerdict
+) -> KeepVerdict:
+    outcome, detail = probe_keep(module, manager_class)
+    if outcome is not KeepOutcome.PLAIN:
+        return unavailable(f"the class was seen to be different ({detail})")
+    done = binding.install(manager_class, patch)
+    outcome, detail = probe_keep(module, manager_class)
+    if outcome is not KeepOutcome.KEEPS:
+        binding.uninstall(manager_class, patch)
+        return unavailable(f"patched, the class did not keep the state ({detail})")
+    done.counters.reset()
+    return promised
+
+
 def _manager_class(module: ModuleType | None) -> type | None:
     found = getattr(module, "MambaManager", None)
     return binding.defining_class(found, MANAGER_MODULE) if isinstance(found, type) else None
@@ -225,6 +278,11 @@ def _manager_class(module: ModuleType | None) -> type | None:
 def _counters(manager_class: type | None) -> Counters | None:
     present = binding.installation(manager_class) if manager_class else None
     return present.counters if present else None
+
+
+def _keep_counters(manager_class: type | None) -> KeepCounters | None:
+    found = [binding.installation(manager_class, p) for p in keep_binding.PATCHES if manager_class]
+    return next((present.counters for present in found if present), None)
 
 
 def _conclude(record: Record) -> Verdict:
@@ -238,12 +296,13 @@ def _conclude(record: Record) -> Verdict:
 def _publish(record: Record) -> Record:
     """Keep the record, and log it if it is new."""
     global _current, _logged
-    level = logging.WARNING if record.verdict.in_doubt else logging.INFO
+    warns = record.verdict.in_doubt or record.keep.warns
+    level = logging.WARNING if warns else logging.INFO
     # From 0.31 on the manager can be imported before vLLM sets up its logging; then the line waits
     # for the next call, which vLLM's plug-in loader makes after that.
-    if _logged != record.verdict and _logger.isEnabledFor(level):
+    if _logged != record.line() and _logger.isEnabledFor(level):
         _logger.log(level, record.line())
-        _logged = record.verdict
+        _logged = record.line()
     _current = record
     records.keep(record)
     return record

@@ -1,8 +1,9 @@
-"""Installs the retirement on vLLM's `MambaManager` and removes it again.
+"""Installs patches on vLLM's `MambaManager` and removes them again; defines the retirement patch.
 
 The class object is changed in place and never rebound: platform plug-ins subclass it, and other
 modules hold it by reference. What stood there before is kept on the class, so that removing the
 patch restores the identical objects, and an attribute that was inherited is inherited again.
+Several patches may be installed, in any order; each can be removed alone.
 
 Everything that knows how the class of a live release is shaped is here.
 """
@@ -20,12 +21,6 @@ from .retirement import Counters, Retirement
 
 REMOVE_RANGE: Final = "_remove_blocks_in_range"
 POP_BLOCKS: Final = "pop_blocks_for_free"
-# The methods that are patched, with the parameters that they have in every live release.
-_PARAMETERS: Final = {
-    REMOVE_RANGE: ("self", "request_id", "first_block", "last_block"),
-    POP_BLOCKS: ("self", "request_id"),
-}
-PATCHED_METHODS: Final = tuple(_PARAMETERS)
 _MARK: Final = "__mamba_retire__"
 _INHERITED: Final = "inherited"  # equal in every copy of this package
 # On a manager: our state, and its watermarks under vLLM 0.30.0's name, which public tools read.
@@ -38,27 +33,56 @@ class BindingError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Patch:
+    """A set of methods that belong together.
+
+    Attributes:
+        name: of its kind, unique.
+        parameters: method -> its parameters in every release that the patch is for.
+        methods: method -> function that gets the class and the installation and returns ours, in
+            the order of installation.
+        counters: makes the counters of an installation.
+        attributes: what ours sets on a manager.
+    """
+
+    name: str
+    parameters: dict[str, tuple[str, ...]]
+    methods: dict[str, Callable[[type, Installation], Callable[..., Any]]]
+    counters: Callable[[], Any]
+    attributes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Installation:
     """What was done to one class: what stood there before, what stands there now.
 
     Attributes:
+        patch: what was installed.
+        counters: of all its managers.
         before: method -> what the class held itself, or a mark that it inherited the method.
         after: method -> our function.
-        counters: of all its managers.
         managers: those that carry our attributes.
     """
 
-    before: dict[str, object]
+    patch: Patch
+    counters: Any
+    before: dict[str, object] = field(default_factory=dict)
     after: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    counters: Counters = field(default_factory=Counters)
     managers: list[ref[Any]] = field(default_factory=list)
 
 
-def installation(manager_class: type) -> Installation | None:
-    """The patch on this very class (not on a base of it), if any."""
+def installations(manager_class: type) -> tuple[Installation, ...]:
+    """The patches on this very class (not on a base of it), the first installed first."""
     found = vars(manager_class).get(_MARK)
     # By name: another copy of this package may have installed it.
-    return found if type(found).__qualname__ == Installation.__qualname__ else None
+    ours = (type(done).__qualname__ == Installation.__qualname__ for done in found or ())
+    return found if isinstance(found, tuple) and all(ours) else ()
+
+
+def installation(manager_class: type, patch: Patch | None = None) -> Installation | None:
+    """One patch on this very class, if it is there; by default the retirement."""
+    wanted = (patch or RETIREMENT).name
+    return next((done for done in installations(manager_class) if done.patch.name == wanted), None)
 
 
 def is_ours(function: object) -> bool:
@@ -69,38 +93,34 @@ def is_ours(function: object) -> bool:
     )
 
 
-def install(manager_class: type) -> Installation:
-    """Install the retirement on `manager_class`; a second call changes nothing.
+def install(manager_class: type, patch: Patch | None = None) -> Installation:
+    """Install a patch on `manager_class`; a second call changes nothing.
 
     Args:
         manager_class: vLLM's `MambaManager`, of a release with `_remove_blocks_in_range`
             (0.25.0 and later) and `pop_blocks_for_free` (0.24.0 and later).
+        patch: what to install; by default the retirement.
 
     Returns:
         The record of what was changed.
 
     Raises:
-        BindingError: the class lacks one of the two methods, or one takes other arguments.
+        BindingError: the class lacks one of the methods, or one takes other arguments.
     """
-    if present := installation(manager_class):
+    patch = patch or RETIREMENT
+    if present := installation(manager_class, patch):
         return present
-    if (reason := obstacle(manager_class)) is not None:
+    if (reason := obstacle(manager_class, patch)) is not None:
         raise BindingError(reason)
-    done = Installation(
-        before={name: vars(manager_class).get(name, _INHERITED) for name in PATCHED_METHODS}
-    )
-    done.after[REMOVE_RANGE] = _remove_range(manager_class, done)
-    done.after[POP_BLOCKS] = _pop_blocks(manager_class, done)
-    # The clean-up goes first: a request that ends between the two leaves no watermark.
-    for name in (POP_BLOCKS, REMOVE_RANGE):
-        setattr(manager_class, name, done.after[name])
-    setattr(manager_class, _MARK, done)
+    done = Installation(patch, patch.counters())
+    _put_on(manager_class, done)
+    setattr(manager_class, _MARK, (*installations(manager_class), done))
     return done
 
 
-def obstacle(manager_class: type) -> str | None:
-    """Why the class cannot take the patch: a method is missing, or takes other arguments."""
-    for name, parameters in _PARAMETERS.items():
+def obstacle(manager_class: type, patch: Patch | None = None) -> str | None:
+    """Why the class cannot take a patch: a method is missing, or takes other arguments."""
+    for name, parameters in (patch or RETIREMENT).parameters.items():
         function = _lookup(manager_class, name)
         if not callable(function):
             return f"{manager_class.__qualname__} has no {name}"
@@ -110,8 +130,8 @@ def obstacle(manager_class: type) -> str | None:
     return None
 
 
-def uninstall(manager_class: type) -> bool:
-    """Remove the retirement from `manager_class` and its live managers.
+def uninstall(manager_class: type, patch: Patch | None = None) -> bool:
+    """Remove a patch from `manager_class` and its live managers; other patches stay.
 
     Returns:
         Whether it was installed.
@@ -119,25 +139,59 @@ def uninstall(manager_class: type) -> bool:
     Raises:
         BindingError: somebody else replaced one of our methods since; nothing is changed.
     """
-    present = installation(manager_class)
+    present = installation(manager_class, patch)
     if present is None:
         return False
-    for name, ours in present.after.items():
+    stack = installations(manager_class)
+    for name, ours in {name: own for done in stack for name, own in done.after.items()}.items():
         if vars(manager_class).get(name) is not ours:
             raise BindingError(
                 f"{manager_class.__qualname__}.{name} was replaced after this patch by "
                 f"{describe(_lookup(manager_class, name))}; remove that one first"
             )
-    for name, before in present.before.items():
+    above = stack[stack.index(present) + 1 :]
+    for done in (*reversed(above), present):
+        _take_off(manager_class, done)
+    for done in above:
+        _put_on(manager_class, done)
+    if rest := tuple(done for done in stack if done is not present):
+        setattr(manager_class, _MARK, rest)
+    else:
+        delattr(manager_class, _MARK)
+    for manager in filter(None, (found() for found in present.managers)):
+        for name in present.patch.attributes:
+            vars(manager).pop(name, None)
+    return True
+
+
+def _put_on(manager_class: type, done: Installation) -> None:
+    for name, make in done.patch.methods.items():
+        done.before[name] = vars(manager_class).get(name, _INHERITED)
+        ours = make(manager_class, done)
+        ours.__qualname__ = f"{manager_class.__qualname__}.{ours.__name__}"
+        setattr(ours, _MARK, True)
+        done.after[name] = ours
+        setattr(manager_class, name, ours)
+
+
+def _take_off(manager_class: type, done: Installation) -> None:
+    for name, before in done.before.items():
         if before == _INHERITED:
             delattr(manager_class, name)
         else:
             setattr(manager_class, name, before)
-    delattr(manager_class, _MARK)
-    for manager in filter(None, (found() for found in present.managers)):
-        for name in (_STATE, _WATERMARKS):
-            vars(manager).pop(name, None)
-    return True
+
+
+def replaced(manager_class: type, done: Installation, name: str) -> Callable[..., Any]:
+    """What a method of ours stands in for: the class's own method, or the one it inherited."""
+    own = done.before[name]
+    if callable(own):
+        return own
+
+    def inherited(self: Any, *args: Any) -> Any:
+        return getattr(super(manager_class, self), name)(*args)
+
+    return inherited
 
 
 def defining_class(manager_class: type, module_name: str) -> type:
@@ -169,21 +223,21 @@ def displaced_method(manager_class: type) -> str | None:
 
     For a class that was patched: None where every method in force is ours.
     """
-    for name in PATCHED_METHODS:
+    for name in RETIREMENT.methods:
         function = _lookup(manager_class, name)
         if not is_ours(function):
             return f"{name} ({describe(function)})"
     return None
 
 
-def overriding_subclasses(manager_class: type) -> Iterator[str]:
-    """Subclasses that replace one of the patched methods, as ``"module.Class.method"``."""
+def overriding_subclasses(manager_class: type, patch: Patch | None = None) -> Iterator[str]:
+    """Subclasses that replace a method of the patch, as ``"module.Class.method"``."""
     subclasses: list[type] = manager_class.__subclasses__()
     for subclass in subclasses:
-        for name in PATCHED_METHODS:
+        for name in (patch or RETIREMENT).methods:
             if name in vars(subclass):
                 yield f"{subclass.__module__}.{subclass.__qualname__}.{name}"
-        yield from overriding_subclasses(subclass)
+        yield from overriding_subclasses(subclass, patch)
 
 
 def describe(function: object) -> str:
@@ -222,12 +276,13 @@ def exempt(manager: Any) -> None:
 
 
 def _remove_range(manager_class: type, installed: Installation) -> Callable[..., None]:
+    stock = replaced(manager_class, installed, REMOVE_RANGE)
+
     def _remove_blocks_in_range(
         self: Any, request_id: str, first_block: int, last_block: int
     ) -> None:
         if self.mamba_cache_mode != "align":
-            parent: Any = super(manager_class, self)
-            parent._remove_blocks_in_range(request_id, first_block, last_block)
+            stock(self, request_id, first_block, last_block)
             return
         table = self.req_to_blocks.get(request_id)
         if table is None:
@@ -241,23 +296,27 @@ def _remove_range(manager_class: type, installed: Installation) -> Callable[...,
             stock_frees=self.last_state_block_idx.get(request_id),
         )
 
-    return _signed(_remove_blocks_in_range, manager_class)
+    return _remove_blocks_in_range
 
 
 def _pop_blocks(manager_class: type, installed: Installation) -> Callable[..., Any]:
-    own = vars(manager_class).get(POP_BLOCKS)
+    pop = replaced(manager_class, installed, POP_BLOCKS)
 
     def pop_blocks_for_free(self: Any, request_id: str) -> Any:
         _state(self, installed).forget(request_id)
-        if own is not None:
-            return own(self, request_id)
-        parent: Any = super(manager_class, self)
-        return parent.pop_blocks_for_free(request_id)
+        return pop(self, request_id)
 
-    return _signed(pop_blocks_for_free, manager_class)
+    return pop_blocks_for_free
 
 
-def _signed(function: Callable[..., Any], manager_class: type) -> Callable[..., Any]:
-    function.__qualname__ = f"{manager_class.__qualname__}.{function.__name__}"
-    setattr(function, _MARK, True)
-    return function
+# The clean-up goes first: a request that ends between the two leaves no watermark.
+RETIREMENT: Final = Patch(
+    name="retirement",
+    parameters={
+        POP_BLOCKS: ("self", "request_id"),
+        REMOVE_RANGE: ("self", "request_id", "first_block", "last_block"),
+    },
+    methods={POP_BLOCKS: _pop_blocks, REMOVE_RANGE: _remove_range},
+    counters=Counters,
+    attributes=(_STATE, _WATERMARKS),
+)

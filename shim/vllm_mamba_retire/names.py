@@ -7,6 +7,7 @@ from __future__ import annotations
 
 MODE_VARIABLE = "MAMBA_RETIRE"
 ALLOW_DRIFT_VARIABLE = "MAMBA_RETIRE_ALLOW_DRIFT"
+KEEP_VARIABLE = "MAMBA_RETIRE_KEEP"
 MANAGER_MODULE = "vllm.v1.core.single_type_kv_cache_manager"
 
 _TRUE = ("1", "true", "yes", "on")
@@ -26,6 +27,19 @@ def read_mode(value: str | None) -> str | None:
     if word == "require":
         return "require"
     return "off" if word in _FALSE else None
+
+
+def read_keep(value: str | None) -> str | None:
+    """What a value of ``MAMBA_RETIRE_KEEP`` means; case and surrounding blanks do not count.
+
+    Returns:
+        ``"none"`` (unset, empty, none, off, 0, false, no), ``"newest"``, ``"prompt"``, or None for
+        an unknown spelling.
+    """
+    word = (value or "").strip().lower()
+    if word in ("", "none", *_FALSE):
+        return "none"
+    return word if word in ("newest", "prompt") else None
 
 
 def is_true(value: str | None) -> bool:

@@ -254,6 +254,6 @@ def test_no_other_manager_class_is_touched(patched: object, module: ModuleType) 
         value
         for value in vars(module).values()
         if isinstance(value, type)
-        and any(binding.is_ours(vars(value).get(name)) for name in binding.PATCHED_METHODS)
+        and any(binding.is_ours(vars(value).get(name)) for name in binding.RETIREMENT.methods)
     ]
     assert changed == [module.MambaManager]

@@ -111,7 +111,7 @@ def test_taken_off_live_managers_hold_what_they_held_before() -> None:
     assert manager._num_retired_blocks == {"r": 3}
 
 
-@pytest.mark.parametrize("name", binding.PATCHED_METHODS)
+@pytest.mark.parametrize("name", binding.RETIREMENT.methods)
 def test_nothing_is_taken_off_when_somebody_came_after(name: str) -> None:
     _, manager_class = hierarchy()
     binding.install(manager_class)
@@ -128,7 +128,7 @@ def test_nothing_is_taken_off_when_somebody_came_after(name: str) -> None:
 def test_a_class_without_the_methods_is_refused_untouched() -> None:
     bare = type("MambaManager", (), {})
     before = dict(vars(bare))
-    with pytest.raises(binding.BindingError, match=r"MambaManager has no _remove_blocks_in_range"):
+    with pytest.raises(binding.BindingError, match=r"MambaManager has no pop_blocks_for_free"):
         binding.install(bare)
     assert dict(vars(bare)) == before
 
@@ -241,7 +241,7 @@ def test_other_modes_are_vllms() -> None:
 def test_methods_are_named_as_vllms_and_known_as_ours() -> None:
     _, manager_class = hierarchy()
     binding.install(manager_class)
-    for name in binding.PATCHED_METHODS:
+    for name in binding.RETIREMENT.methods:
         method = vars(manager_class)[name]
         assert method.__qualname__ == f"{manager_class.__qualname__}.{name}"
         assert binding.is_ours(method)
@@ -274,7 +274,7 @@ def test_vllms_own_class_is_found_behind_a_rebound_name() -> None:
 
 def test_foreign_methods_are_named_with_whose_they_are() -> None:
     base, manager_class = hierarchy()
-    names = ("missing", *binding.PATCHED_METHODS)
+    names = ("missing", *binding.RETIREMENT.methods)
     assert binding.foreign_method(manager_class, names, __file__) is None
     binding.install(manager_class)
     assert binding.foreign_method(manager_class, names, __file__) is None

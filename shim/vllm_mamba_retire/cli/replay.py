@@ -69,7 +69,7 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine output on stdout.")] = False,
 ) -> None:
-    """Replay requests through the installed vLLM's own scheduler, without and with the fix.
+    """Replay requests through the installed vLLM's own scheduler: stock, fixed, newest state kept.
 
     Takes case files, or one geometry from the flags (--block). Needs no GPU and no weights.
 
@@ -290,4 +290,6 @@ def _show(comparisons: Sequence[Comparison], findings: Sequence[str]) -> None:
 
 def run_name(side: str, run: Run) -> str:
     """Name of a side in a table: its own, or the verdict where this package changed nothing."""
-    return side if run.verdict in ("off", "patched") else run.verdict
+    if run.verdict in ("off", "patched"):
+        return side
+    return f"{run.verdict}, kept" if side == "kept" else run.verdict

@@ -13,6 +13,7 @@ from .sides import Comparison
 LOOK: dict[str, dict[str, Any]] = {
     "stock": {"color": "tab:red", "linestyle": "-"},
     "fixed": {"color": "tab:blue", "linestyle": "--"},
+    "kept": {"color": "tab:green", "linestyle": ":"},
 }
 
 

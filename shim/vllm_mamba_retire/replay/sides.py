@@ -1,4 +1,4 @@
-"""Replays scenarios through the installed vLLM once per side: without the fix, with it.
+"""Replays scenarios through the installed vLLM once per side: stock, fixed, newest states kept.
 
 A side is an environment for a child process, because vLLM and the patch are decided once per
 process. This module imports no vLLM.
@@ -16,7 +16,7 @@ import msgspec
 from packaging.version import Version
 
 from vllm_mamba_retire.child import ask
-from vllm_mamba_retire.names import MODE_VARIABLE
+from vllm_mamba_retire.names import KEEP_VARIABLE, MODE_VARIABLE
 
 from .runs import Run
 from .scenario import Scenario
@@ -41,8 +41,9 @@ class Side:
 
 
 STOCK = Side("stock", {MODE_VARIABLE: "off"})
-FIXED = Side("fixed", {MODE_VARIABLE: "auto"})
-SIDES = (STOCK, FIXED)
+FIXED = Side("fixed", {MODE_VARIABLE: "auto", KEEP_VARIABLE: "none"})
+KEPT = Side("kept", {MODE_VARIABLE: "auto", KEEP_VARIABLE: "newest"})
+SIDES = (STOCK, FIXED, KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,11 @@ class Comparison:
         """The run with this package."""
         return self.runs[FIXED.name]
 
+    @property
+    def kept(self) -> Run:
+        """The run with this package and the newest states kept."""
+        return self.runs[KEPT.name]
+
 
 def replayable(version: str) -> bool:
     """Whether the figures of a replay on this vLLM release are right."""
@@ -75,14 +81,20 @@ def compare(
     scenarios: Sequence[Scenario],
     sides: Sequence[Side] = SIDES,
     on_progress: OnProgress | None = None,
+    *,
+    path: Sequence[str | Path] = (),
 ) -> list[Comparison]:
-    """Replay scenarios on all sides at once.
+    """Replay scenarios on all sides at once; the arguments are those of `replay_all`.
 
     Raises:
         ChildError: a child process failed.
     """
+
+    def run(side: Side) -> list[Run]:
+        return replay_all(scenarios, side, path=path, on_progress=on_progress)
+
     with ThreadPoolExecutor(len(sides)) as threads:
-        runs = threads.map(lambda side: replay_all(scenarios, side, on_progress=on_progress), sides)
+        runs = threads.map(run, sides)
     names = [side.name for side in sides]
     return [
         Comparison(scenario, dict(zip(names, each, strict=True)))

@@ -1,0 +1,85 @@
+"""Decides whether the newest states are kept: a pure function of the request and the evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .evidence import Evidence
+from .names import KEEP_VARIABLE
+from .verdict import Reason, Verdict
+
+
+class KeepState(str, Enum):
+    """Whether the newest states are kept in this process."""
+
+    ON = "on"
+    OFF = "off"
+    UNAVAILABLE = "unavailable"  # requested, and not possible here
+
+
+@dataclass(frozen=True, slots=True)
+class KeepVerdict:
+    """A state and one sentence for people."""
+
+    state: KeepState
+    sentence: str
+
+    @property
+    def warns(self) -> bool:
+        """Whether the operator asked for something that is not there."""
+        return self.state is KeepState.UNAVAILABLE
+
+    def __str__(self) -> str:
+        return f"keep {self.state.value}: {self.sentence}"
+
+
+OFF = KeepVerdict(KeepState.OFF, f"{KEEP_VARIABLE} is not set.")
+# The states of these retire as those of 0.30.0, by code that is known to the token.
+_RETIRES = frozenset({Reason.PATCHED, Reason.NATIVE, Reason.FIXED_ELSEWHERE})
+
+
+def decide_keep(
+    rule: str | None, asked: str | None, verdict: Verdict, seen: Evidence, subclass: str | None
+) -> KeepVerdict:
+    """One verdict. In a process `KeepState.ON` means: install and probe.
+
+    Args:
+        rule: what is requested: ``"none"``, ``"newest"``, ``"prompt"``; None for an unknown value.
+        asked: the value as it was given.
+        verdict: of the retirement.
+        seen: what it was decided on.
+        subclass: a method of a subclass that overrides one that keeping needs.
+    """
+    if rule == "none":
+        return OFF
+    if verdict.reason is Reason.OFF:
+        return KeepVerdict(KeepState.OFF, "MAMBA_RETIRE=off; vLLM is left as it is.")
+    if rule is None:
+        return unavailable(f"{KEEP_VARIABLE}={asked} is none of none, newest, prompt")
+    if verdict.reason not in _RETIRES:
+        return unavailable(f"it needs a vLLM that retires its states ({verdict.reason.value} here)")
+    if seen.row is None and seen.series is None:
+        return unavailable("the methods are those of no known release")
+    if seen.foreign is not None:
+        return unavailable(f"{seen.foreign} was replaced by other code")
+    if subclass is not None:
+        return unavailable(f"{subclass} overrides a method that it needs")
+    return kept(rule)
+
+
+def kept(rule: str) -> KeepVerdict:
+    """The verdict where states are kept."""
+    which = "of the prompt " if rule == "prompt" else ""
+    return KeepVerdict(
+        KeepState.ON, f"the newest cached state {which}of a running request is evicted last."
+    )
+
+
+def unavailable(why: str) -> KeepVerdict:
+    """The verdict where keeping was requested and is not possible."""
+    return KeepVerdict(
+        KeepState.UNAVAILABLE,
+        f"{why}; no state is kept, and prefix-cache hits are those of vLLM 0.30.0. "
+        f"Unset {KEEP_VARIABLE} to silence this.",
+    )
