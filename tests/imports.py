@@ -10,9 +10,20 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "vllm_mamba_retire"
 # What a vLLM process loads of the package, in the order in which data flows: none of these imports
 # one behind it.
+KEEP = ("keep", "keep_binding", "keep_probe", "keep_verdict")
 LOADED = (
     *("_version", "names", "target", "fingerprint", "releases", "evidence", "verdict"),
-    *("retirement", "binding", "probe", "record", "procfs", "records", "activation", "plugin"),
+    *(
+        "retirement",
+        "binding",
+        "probe",
+        *KEEP,
+        "record",
+        "procfs",
+        "records",
+        "activation",
+        "plugin",
+    ),
 )
 
 

@@ -171,8 +171,8 @@ def test_replay_from_flags_gives_json_steps_and_a_chart(tmp_path: Path, status: 
     live = status is Status.LIVE
     assert (replayed["stock"]["peak_states"] > replayed["fixed"]["peak_states"]) is live
     rows = list(csv.DictReader(steps.open()))
-    assert {row["side"] for row in rows} == {"stock", "fixed"}
-    for side in ("stock", "fixed"):
+    assert {row["side"] for row in rows} == {"stock", "fixed", "kept"}
+    for side in ("stock", "fixed", "kept"):
         assert sum(int(row["tokens"]) for row in rows if row["side"] == side) == 80_000
     assert "<svg" in chart.read_text()
 

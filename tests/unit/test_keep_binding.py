@@ -61,11 +61,13 @@ class Base:
         self.req_to_blocks: dict[str, list[Block]] = {}
         self.last_state_block_idx: dict[str, int] = {}
 
-    def remove_skipped_blocks(self, request_id: str, settled: int, prompt: Any = None) -> None:
-        self._remove_blocks_in_range(request_id, 0, settled - 1)
+    def remove_skipped_blocks(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: Any = None
+    ) -> None:
+        self._remove_blocks_in_range(request_id, 0, processed_computed_tokens - 1)
 
-    def _remove_blocks_in_range(self, request_id: str, first: int, last: int) -> None:
-        for index in range(last - 1, first - 1, -1):
+    def _remove_blocks_in_range(self, request_id: str, first_block: int, last_block: int) -> None:
+        for index in range(last_block - 1, first_block - 1, -1):
             block = self.req_to_blocks[request_id][index]
             if block.is_null:
                 break
@@ -214,12 +216,14 @@ def test_an_error_of_ours_ends_the_keeping_and_not_the_scheduler(
     assert manager._mamba_keeping is None
 
 
-def test_a_request_that_no_table_is_known_of_goes_on_to_vllm(manager_class: Any) -> None:
+def test_a_request_that_no_table_is_known_of_goes_on_to_vllm(
+    manager_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called: list[Any] = []
-    manager_class.remove_skipped_blocks = lambda _self, *args: called.append(args)
+    monkeypatch.setattr(Base, "_remove_blocks_in_range", lambda _self, *args: called.append(args))
     binding.install(manager_class, NEWEST)
     manager_class().remove_skipped_blocks("unknown", 2)
-    assert called == [("unknown", 2, None)]
+    assert called == [("unknown", 0, 1)]
 
 
 ROW = Row("0.29.0", Status.LIVE, {}, "0" * 64)
