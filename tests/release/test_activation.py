@@ -127,7 +127,7 @@ def test_a_patch_that_is_no_longer_in_force_is_reported_once(
     assert record is not None
     assert activation.recheck(record) is record
     patched = module.MambaManager
-    ours = {name: vars(patched)[name] for name in binding.PATCHED_METHODS}
+    ours = {name: vars(patched)[name] for name in binding.RETIREMENT.methods}
     kept = DISPLACED[how](module)
     try:
         found = activation.recheck(record)
