@@ -14,7 +14,9 @@ Replays = dict[str, list[Comparison]]
 
 _FOLDER = Path(__file__).parents[1] / "cases"
 FIELD = read_cases(_FOLDER / "field_cases.yaml")
-PREFIX_CACHE = read_cases(_FOLDER / "prefix_cache.yaml")
+PREFIX_CACHE = tuple(
+    case for name in ("prefix_cache", "next_turn") for case in read_cases(_FOLDER / f"{name}.yaml")
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -30,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def replays() -> Replays:
-    """Stock and fixed replays of every case, by its id."""
+    """Replays of every case on every side, by its id."""
     cases = FIELD + PREFIX_CACHE
     pairs = iter(compare([scenario for case in cases for scenario in case.scenarios]))
     return {case.id: [next(pairs) for _ in case.scenarios] for case in cases}

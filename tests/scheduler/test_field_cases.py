@@ -15,7 +15,8 @@ def test_a_case_gives_its_figures(
     any_case: Case, replays: Replays, release: str, status: Status
 ) -> None:
     native = status is Status.NATIVE
-    sides = ("stock", "fixed") if any_case.holds_on(release) and not native else ("fixed",)
+    own = ("stock",) if any_case.holds_on(release) and not native else ()
+    sides = (*own, "fixed", "kept")
     assert differences(any_case, replays[any_case.id], sides=sides) == []
 
 
@@ -29,6 +30,18 @@ def test_each_side_runs_as_it_is_called(any_case: Case, replays: Replays, status
     expected = {Status.LIVE: "patched", Status.NATIVE: "native"}[status]
     for pair in replays[any_case.id]:
         assert (pair.stock.verdict, pair.fixed.verdict) == ("off", expected)
+
+
+def test_keeping_the_newest_state_costs_nothing_that_the_fix_has(
+    any_case: Case, replays: Replays
+) -> None:
+    for replayed in replays[any_case.id]:
+        fixed, kept = replayed.fixed, replayed.kept
+        assert kept.hit_tokens >= fixed.hit_tokens
+        assert kept.scheduled_tokens <= fixed.scheduled_tokens
+        assert kept.rollbacks <= fixed.rollbacks
+        assert kept.peak_states <= fixed.peak_states
+        assert kept.peak_used <= fixed.peak_used
 
 
 def test_only_what_leaks_differs_between_the_sides(

@@ -30,3 +30,10 @@ def test_a_prefix_that_only_the_leak_kept_alive_is_lost_with_the_fix(
     kept = pair.stock.hits["sharing"]
     assert kept > 0 if status is Status.LIVE else kept == 0
     assert pair.fixed.hits["sharing"] == 0
+
+
+def test_the_next_turn_finds_the_state_that_the_fix_alone_loses(replays: Replays) -> None:
+    for name in ("next-dense-240", "next-0-240", "resend-dense-240", "resend-0-240"):
+        (replayed,) = replays[name]
+        assert replayed.fixed.hit_tokens == 0
+        assert replayed.kept.hit_tokens == 100_352
