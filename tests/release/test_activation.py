@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from vllm_mamba_retire import activation, binding
+from vllm_mamba_retire import activation, binding, records
 from vllm_mamba_retire.evidence import Outcome
 from vllm_mamba_retire.probe import probe
 from vllm_mamba_retire.releases import Status
@@ -45,6 +45,8 @@ def verdict(
     monkeypatch: pytest.MonkeyPatch, lines: list[str], module: ModuleType
 ) -> Iterator[Verdict]:
     monkeypatch.setenv("MAMBA_RETIRE", "auto")
+    # Its thread checks the patch every few seconds, and would come in between.
+    monkeypatch.setattr(records, "keep", lambda record, recheck: None)
     yield activation.activate()
     activation.deactivate()
 
