@@ -72,27 +72,27 @@ def process(run: Run) -> None:
     run.pytest("tests/process", vllm=provision.release(run.version), parallel=True)
 
 
-@lane(default=True)
+@lane()
 def detection(run: Run) -> None:
     """Which vLLM is this? Real trees, changed as people change them."""
     provision.releases(RELEASES[0], LATENT[-1], ENGINE, NATIVE)
     run.pytest("tests/detection", parallel=True)
 
 
-@lane([*LIVE, *FIXED], [ENGINE], default=True)
+@lane([*LIVE, *FIXED], [ENGINE])
 def scheduler(run: Run) -> None:
     """Replays through a release's own scheduler."""
     run.pytest("tests/scheduler", vllm=provision.release(run.version))
 
 
-@lane([*LIVE, NATIVE, FIXED[-1]], [ENGINE], default=True)
+@lane([*LIVE, NATIVE, FIXED[-1]], [ENGINE])
 def steps(run: Run) -> None:
     """Upstream's end-to-end step table, out of the source archives, through the scheduler."""
     sources.source_trees(run.version, NATIVE)
     run.pytest("tests/steps", vllm=provision.release(run.version))
 
 
-@lane(LIVE, [ENGINE], default=True)
+@lane(LIVE, [ENGINE])
 def differential(run: Run) -> None:
     """Properties of a patched release, and 21,000 steps side by side with the native fix."""
     provision.releases(NATIVE)
@@ -100,7 +100,7 @@ def differential(run: Run) -> None:
     run.pytest(*folders, vllm=provision.release(run.version), parallel=True)
 
 
-@lane(LIVE, [ENGINE], default=True)
+@lane(LIVE, [ENGINE])
 def patchset(run: Run) -> None:
     """The series on disk: with other people's tools, with our commands, and as at run time."""
     provision.releases(run.version, LATENT[-1], NATIVE)
