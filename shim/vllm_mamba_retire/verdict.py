@@ -167,9 +167,12 @@ def _patched(seen: Evidence, target: Target, remark: str = "") -> Verdict:
     if seen.loaded_from is not None:
         sentence = f"vLLM {target.version} retires across null gaps."
     else:
+        row = seen.row.version if seen.row else None
+        other = row is not None and row != (target.version or "").partition("+")[0]
         sentence = (
-            f"vLLM {target.version} keeps states that lie before a null gap; every vLLM process "
-            "will patch itself when it starts."
+            f"vLLM {target.version} {f'has the methods of vLLM {row} and ' if other else ''}keeps "
+            "states that lie before a null gap; every vLLM process will patch itself when it "
+            "starts."
         )
     return Verdict(Reason.PATCHED, sentence + remark)
 
