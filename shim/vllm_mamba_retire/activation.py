@@ -299,12 +299,10 @@ def _conclude(record: Record) -> Verdict:
 def _publish(record: Record) -> Record:
     """Keep the record, and log it if it is new."""
     global _current, _logged
-    warns = record.in_doubt or record.keep.warns
-    level = logging.WARNING if warns else logging.INFO
     # From 0.31 on the manager can be imported before vLLM sets up its logging; then the line waits
     # for the next call, which vLLM's plug-in loader makes after that.
-    if _logged != record.line() and _logger.isEnabledFor(level):
-        _logger.log(level, record.line())
+    if _logged != record.line() and _logger.isEnabledFor(record.level):
+        _logger.log(record.level, record.line())
         _logged = record.line()
     _current = record
     records.keep(record, recheck)

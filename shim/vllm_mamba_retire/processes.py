@@ -19,13 +19,12 @@ import msgspec
 import psutil
 
 from . import records
-from .evidence import collect_evidence
 from .names import MODE_VARIABLE, read_mode
 from .records import Record
 from .releases import load_matrix
-from .settings import PACKAGE, Settings, find_installed, obstacle
+from .settings import PACKAGE, Settings, find_installed, judge_files, obstacle
 from .target import MANAGER_FILE, Target, read_target
-from .verdict import Reason, Verdict, decide
+from .verdict import Reason, Verdict
 
 _LIBRARY = re.compile(rb"\s(/.*/vllm)/[^/\n]+\.so")
 _SITE = re.compile(rb"\s(/.*/(?:site|dist)-packages)/.*\.so")
@@ -226,7 +225,7 @@ def _why_unrecorded(
 def _verdict(target: Target, here: Settings | None) -> Verdict:
     if here is not None and here.target is not None and here.target.package == target.package:
         return here.verdict
-    return decide(collect_evidence(target, load_matrix()))
+    return judge_files(target, load_matrix())
 
 
 def _started_at(pid: int) -> float:

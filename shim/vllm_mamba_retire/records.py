@@ -138,6 +138,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """Whether vLLM may leak in this process although it should not."""
         return self.verdict is not None and self.verdict.in_doubt
 
+    @property
+    def level(self) -> int:
+        """Level of the log line: a warning where the operator may have to act."""
+        return logging.WARNING if self.in_doubt or self.keep.warns else logging.INFO
+
     def line(self) -> str:
         """The one log line of this process."""
         vllm = f"vLLM {self.vllm} at {self.manager_file}" if self.manager_file else "no vLLM"
@@ -402,8 +407,9 @@ class _Writer:
         self.forked = True
         self.done = threading.Event()
         if self.record is not None:
-            if self.record.counters is not None:
-                self.record.counters.reset()
+            for counters in (self.record.counters, self.record.keep_counters):
+                if counters is not None:
+                    counters.reset()
             self._follow()
 
     def write(self) -> None:
@@ -470,8 +476,8 @@ class _Writer:
     def _log_fork(self) -> None:
         """The log line of a process that inherited its verdict."""
         if self.forked and self.record is not None and self.record.verdict is not None:
-            level = logging.WARNING if self.record.in_doubt else logging.INFO
-            _logger.log(level, msgspec.structs.replace(self.record, pid=os.getpid()).line())
+            own = msgspec.structs.replace(self.record, pid=os.getpid())
+            _logger.log(own.level, own.line())
         self.forked = False
 
     def _remove_at_exit(self) -> None:
@@ -497,7 +503,7 @@ def _role(counters: Counters | None) -> str:
 def _serves_http() -> bool:
     # `python -m` runs a module under another name.
     started_as = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "")
-    return _HTTP_MODULE in (started_as, *sys.modules)
+    return started_as == _HTTP_MODULE or _HTTP_MODULE in sys.modules
 
 
 def _process_name() -> str:

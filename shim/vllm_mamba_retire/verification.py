@@ -18,7 +18,7 @@ import msgspec
 from .child import ChildError, answer, ask, describe
 from .evidence import Outcome
 from .names import MANAGER_MODULE, MODE_VARIABLE
-from .verdict import Reason, Verdict, decide
+from .verdict import Reason, Verdict
 
 # A geometry in which every chunk spans two blocks; lengths in tokens.
 BLOCK, SPEC, BUDGET, PROMPT = 3584, 5, 8192, 480_031
@@ -130,13 +130,13 @@ def look(mode: str) -> Observation:
 
 def _observe(_payload: Any, _report: Callable[[Any], None]) -> Any:
     """The child's side."""
-    from .evidence import collect_evidence
     from .releases import load_matrix
+    from .settings import judge_files
     from .target import find_target
 
     target = find_target()
     seen = Observation(
-        decide(collect_evidence(target, load_matrix())),
+        judge_files(target, load_matrix()),
         vllm=target.version if target else None,
         package=str(target.package) if target else None,
     )

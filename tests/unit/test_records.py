@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from vllm_mamba_retire import records
+from vllm_mamba_retire.keep import KeepCounters
 from vllm_mamba_retire.records import Record
 from vllm_mamba_retire.retirement import Counters
 from vllm_mamba_retire.verdict import Reason, Verdict
@@ -23,15 +24,18 @@ from vllm_mamba_retire.verdict import Reason, Verdict
 PROCESS = """
 import os, sys, time
 from vllm_mamba_retire import records
+from vllm_mamba_retire.keep import KeepCounters
 from vllm_mamba_retire.records import Record
 from vllm_mamba_retire.retirement import Counters
 from vllm_mamba_retire.verdict import Reason, Verdict
 
 records.REFRESH_SECONDS = records._SETTLING_SECONDS = 0.05
 counters = Counters(calls=3, states_freed=2)
+kept = KeepCounters(states_refreshed=4)
 
 def keep():
-    records.keep(Record.of(Verdict(Reason.PATCHED, "by a test."), None, counters))
+    verdict = Verdict(Reason.PATCHED, "by a test.")
+    records.keep(Record.of(verdict, None, counters, keep_counters=kept))
 
 def child(name="SpawnProcess"):
     # Named as vLLM names it. It ends when told, as a real one does.
@@ -248,6 +252,7 @@ def test_a_forked_child_has_a_record_of_its_own(process: Callable[..., Process],
     parent, child = sorted(one.entries(), key=lambda entry: entry.pid != one.pid)
     assert parent.counters == Counters(calls=3, states_freed=2)
     assert child.counters == Counters(), "what the parent freed is the parent's"
+    assert (parent.keep_counters, child.keep_counters) == (KeepCounters(4), KeepCounters())
     assert child.verdict == parent.verdict
     assert child.role == records.role_of(name)
     one.do("event.set(); forked.join()")

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vllm_mamba_retire.evidence import collect_evidence
 from vllm_mamba_retire.releases import load_matrix
-from vllm_mamba_retire.settings import Installed, find_installed, obstacle
+from vllm_mamba_retire.settings import Installed, find_installed, judge_files, obstacle
 from vllm_mamba_retire.target import MANAGER_FILE, Target, read_target
-from vllm_mamba_retire.verdict import Reason, Verdict, decide
+from vllm_mamba_retire.verdict import Reason, Verdict
 
 from .image import METADATA_FILES, MODULE_FILES, VLLM_FILES, Config, ImageError, Root
 from .serving import Serving, find_serving
@@ -120,7 +119,7 @@ def inspect(config: Config, root: Root) -> Inspection:
         ours = path[serving.site] / "vllm"
         seen = read_target(ours)
         try:
-            verdict = decide(collect_evidence(seen, load_matrix()))
+            verdict = judge_files(seen, load_matrix())
         except (RecursionError, MemoryError) as error:  # from Python's parser
             raise ImageError(f"{config.name}: vLLM is nested too deeply to be parsed") from error
         installed = find_installed([str(folder) for folder in path.values()])
