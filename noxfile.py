@@ -214,10 +214,11 @@ def gpu(run: Run) -> None:
 
 @lane()
 def bench(run: Run) -> None:
-    """What one retirement costs (stock, patched, native), and how fast a replay is."""
+    """What a retirement (stock, patched, native), a replay and a scrape of the metrics cost."""
     stock, native = provision.releases(ENGINE, NATIVE)
     run.python("tools/bench/retirement_cost.py", f"--stock={stock}", f"--native={native}")
     run.python("tools/bench/replay_speed.py", vllm=stock)
+    run.python("tools/bench/scrape_cost.py")
 
 
 @lane()

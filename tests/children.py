@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 Child = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -31,3 +33,18 @@ def run(folder: Path, code: str, **environment: str | None) -> subprocess.Comple
         timeout=300,
         check=False,
     )
+
+
+def eventually(condition: Callable[[], Any], what: str = "it", patience: float = 20) -> Any:
+    """What `condition` returns as soon as that is true.
+
+    Args:
+        condition: called again and again.
+        what: what is waited for, for the message.
+        patience: seconds.
+    """
+    deadline = time.monotonic() + patience
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {patience} s"
+        time.sleep(0.02)
+    return result

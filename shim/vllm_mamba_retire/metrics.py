@@ -7,11 +7,14 @@ makes them from the same code.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, Counter, Gauge, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -20,14 +23,21 @@ from .records import Record
 
 _PREFIX = "vllm_mamba_retire_"
 _PROCESS = ("pid", "role")
-_INFO = (*_PROCESS, "verdict", "vllm", "version")
-# Field of `Counters` -> what it counts.
+_INFO = (*_PROCESS, "verdict", "keep", "vllm", "version")
+# Fields of a record that hold counters -> name of each counter in them -> what it counts.
 _COUNTERS = {
-    "states_freed": "States given back to the pool before their request ended.",
-    "states_stock_would_keep": "Those of them that stock vLLM would have kept.",
-    "calls": "Ranges of blocks looked at.",
-    "ranges_clamped": "Ranges that reached past the end of a block table.",
+    "counters": {
+        "states_freed": "States given back to the pool before their request ended.",
+        "states_stock_would_keep": "Those of them that stock vLLM would have kept.",
+        "calls": "Ranges of blocks looked at.",
+        "ranges_clamped": "Ranges that reached past the end of a block table.",
+    },
+    "keep_counters": {
+        "states_refreshed": "Times that a state was moved to the end of the free queue.",
+        "states_still_there": "States that were still cached when their request ended.",
+    },
 }
+_MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 _logger = logging.getLogger("vllm.mamba_retire")
 
@@ -45,18 +55,19 @@ def families(
         ({"pid": str(record.pid), "role": record.role, **labels}, record)
         for labels, record in found
     ]
-    info = gauge("info", "One per vLLM process that keeps a record.", (*extra, *_INFO))
+    info = gauge("info", "vLLM processes that keep a record.", (*extra, *_INFO))
     for labels, record in processes:
         vllm = record.vllm or ""
-        own = {**labels, "verdict": record.reason, "vllm": vllm, "version": record.version}
-        add(info, own, 1)
+        decided = {"verdict": record.reason, "keep": record.keep.state.value}
+        add(info, {**labels, **decided, "vllm": vllm, "version": record.version}, 1)
     yield info
-    for field, meaning in _COUNTERS.items():
-        total = CounterMetricFamily(_PREFIX + field, meaning, labels=(*extra, *_PROCESS))
-        for labels, record in processes:
-            if record.counters is not None:
-                add(total, labels, getattr(record.counters, field))
-        yield total
+    for field, names in _COUNTERS.items():
+        for name, meaning in names.items():
+            total = CounterMetricFamily(_PREFIX + name, meaning, labels=(*extra, *_PROCESS))
+            for labels, record in processes:
+                if (counters := getattr(record, field)) is not None:
+                    add(total, labels, getattr(counters, name))
+            yield total
 
 
 def gauge(name: str, meaning: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
@@ -85,23 +96,94 @@ class _ServerCollector(Collector):
             return []
 
 
+class _Export:
+    """Writes the metrics to where several API servers share theirs.
+
+    vLLM then serves what prometheus-client finds in the files of ``PROMETHEUS_MULTIPROC_DIR``, and
+    no registry of a process. One API server writes: prometheus-client adds up counters of several.
+
+    Attributes:
+        metrics: name -> names of the labels, and the metric that writes to the files.
+        written: name and values of the labels -> value that was written last.
+    """
+
+    def __init__(self) -> None:
+        self.metrics = {family.name: _shared(family) for family in families([])}
+        self.written: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def update(self) -> None:
+        """Write what has changed; a verdict that no process has any more becomes 0."""
+        now: dict[tuple[str, tuple[str, ...]], float] = dict.fromkeys(self.written, 0)
+        for family in families(({}, record) for record in _own_processes()):
+            names, _ = self.metrics[family.name]
+            for sample in family.samples:
+                key = family.name, tuple(sample.labels[name] for name in names)
+                now[key] = now.get(key, 0) + sample.value
+        for key, value in now.items():
+            _, metric = self.metrics[key[0]]
+            before = self.written.get(key, 0)
+            if isinstance(metric, Gauge):
+                metric.labels(*key[1]).set(value)
+            elif value > before:
+                metric.labels(*key[1]).inc(value - before)
+            else:
+                value = before  # its process has ended
+            self.written[key] = value
+
+    def follow(self) -> None:
+        """Update for as long as this process lives."""
+        while True:
+            try:
+                self.update()
+            except Exception as error:
+                _logger.debug("vllm-mamba-retire has no metrics: %r", error)
+            time.sleep(records.REFRESH_SECONDS)
+
+
+def _shared(family: Any) -> tuple[list[str], Counter | Gauge]:
+    labels = list(family._labelnames)
+    if family.type != "gauge":
+        return labels, Counter(family.name, family.documentation, labels)
+    # In these files the label `pid` of a gauge is prometheus-client's own, so that processes of one
+    # role and verdict are counted together. The mode makes it the value of the process that writes.
+    labels.remove("pid")
+    return labels, Gauge(family.name, family.documentation, labels, multiprocess_mode="max")
+
+
 def expose() -> None:
     """Add the metrics of this server's processes to vLLM's ``/metrics``. Idempotent.
 
-    vLLM serves prometheus-client's default registry, unless ``PROMETHEUS_MULTIPROC_DIR`` is set, as
-    it is with several API servers: then nothing is added, and `status` is the way to the figures.
+    vLLM serves prometheus-client's default registry. With ``PROMETHEUS_MULTIPROC_DIR``, which vLLM
+    sets for several API servers, it serves what each process writes into that folder.
     """
     try:
-        REGISTRY.register(_ServerCollector())
+        if _MULTIPROCESS_VARIABLE not in os.environ:
+            REGISTRY.register(_ServerCollector())
+        elif _is_first_server() and values.ValueClass is not values.MutexValue:
+            # Else prometheus-client was imported before the variable was set, and writes no files.
+            export = _Export()
+            threading.Thread(target=export.follow, name="mamba-retire-metrics", daemon=True).start()
     except ValueError as error:  # it is there already
         _logger.debug("vllm-mamba-retire: %s", error)
 
 
+def _is_first_server() -> bool:
+    """Whether this is the only API server, or the first of several."""
+    name = multiprocessing.current_process().name
+    return records.role_of(name) != "API server" or name.endswith("_0")
+
+
 def _own_processes() -> Iterator[Record]:
-    """Records of this process and of those that it started."""
+    """Records of this server's processes.
+
+    They were started by this process, or, with several API servers, by the one that started it.
+    """
+    server = os.getpid()
+    if records.role_of(multiprocessing.current_process().name) == "API server":
+        server = os.getppid()
     for record in records.read(*records.folder()).records:
         pid: int | None = record.pid
-        while pid and pid != os.getpid():
+        while pid and pid != server:
             pid = records.parent(pid)
         if pid:
             yield record

@@ -39,7 +39,12 @@ REFRESH_SECONDS = 3.0
 # A forked child gets its name and title right after the fork; its record should have them.
 _SETTLING_SECONDS = 0.5
 _MAXIMUM_SIZE = 64 * 1024  # bytes of one record; a usual one has 700
-_HTTP_MODULE = "vllm.entrypoints.openai.api_server"
+# Modules of vLLM's HTTP server; `vllm serve` loads the second one from 0.29.0 on.
+_HTTP_MODULES = (
+    "vllm.entrypoints.openai.api_server",
+    "vllm.entrypoints.launchers.api_server.entry",
+)
+_CLI_MODULE = "vllm.entrypoints.cli.main"
 _DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Parts of the names and titles that vLLM, or Ray for it, gives its processes.
 _ROLES = {
@@ -503,7 +508,14 @@ def _role(counters: Counters | None) -> str:
 def _serves_http() -> bool:
     # `python -m` runs a module under another name.
     started_as = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "")
-    return started_as == _HTTP_MODULE or _HTTP_MODULE in sys.modules
+    loaded = {started_as, *sys.modules}
+    if _CLI_MODULE in loaded and sys.argv[1:2] != ["serve"]:
+        return False  # the command line loads the modules of all its commands
+    # With several API servers, the process that starts them answers no request.
+    children = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+    return not any(role_of(child.name) == "API server" for child in children) and any(
+        module in loaded for module in _HTTP_MODULES
+    )
 
 
 def _process_name() -> str:

@@ -18,7 +18,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from .evidence import collect_evidence
-from .names import MODE_VARIABLE, read_mode
+from .names import KEEP_VARIABLE, MODE_VARIABLE, read_mode
 from .releases import Matrix, MatrixError, Product, Row, load_matrix
 from .target import Target, find_target
 from .verdict import Reason, Verdict, decide
@@ -66,6 +66,7 @@ class Settings:
         verdict: what each of its processes would decide, if it loads this package.
         row: what the table knows of the release that vLLM calls itself.
         mode: ``MAMBA_RETIRE`` as it is set here.
+        keep: ``MAMBA_RETIRE_KEEP`` as it is set here.
         installed: what this interpreter has of this package.
         obstacle: why vLLM processes started from here would not be patched, and what to do.
         products: other products that touch the class.
@@ -78,6 +79,7 @@ class Settings:
     verdict: Verdict
     row: Row | None
     mode: str
+    keep: str
     installed: Installed
     obstacle: str | None
     products: tuple[InstalledProduct, ...]
@@ -112,6 +114,7 @@ def read_settings(judge: Callable[[Target | None, Matrix], Verdict] = judge_file
         verdict=verdict,
         row=matrix.row_for(target.version) if matrix and target else None,
         mode=os.environ.get(MODE_VARIABLE) or "auto",
+        keep=os.environ.get(KEEP_VARIABLE) or "none",
         installed=installed,
         obstacle=None if off else obstacle(os.environ, installed),
         products=tuple(_products(matrix)) if matrix else (),

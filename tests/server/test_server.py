@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +127,55 @@ def test_every_process_has_a_record_and_the_engine_core_counts(
             ),
             "the engine core's counters are written",
         )
+
+
+def test_metrics_carry_every_process_once_and_what_the_engine_core_freed(
+    seen: dict[str, Seen], patched: Server, leaks: bool
+) -> None:
+    verdict = "patched" if leaks else "native"
+    counted = {s.labels["role"]: s for s in patched.own_metrics() if s.name.endswith("_info")}
+    assert {role: s.labels["verdict"] for role, s in counted.items()} == {
+        "API server": verdict,
+        "engine core": verdict,
+        "worker": "armed",
+    }
+    assert {s.labels["pid"] for s in counted.values()} == {str(e.pid) for e in patched.entries()}
+    assert {s.value for s in counted.values()} == {1}
+    if leaks:
+        eventually(lambda: _freed(patched) > 0, "what the engine core freed is in the metrics")
+
+
+def _freed(server: Server) -> float:
+    name = "vllm_mamba_retire_states_stock_would_keep_total"
+    found = [s for s in server.own_metrics() if s.name == name]
+    assert sorted(s.labels["role"] for s in found) == ["API server", "engine core"]
+    return sum(s.value for s in found)
+
+
+def test_metrics_carry_nothing_where_the_package_is_off(stock: Server) -> None:
+    assert stock.own_metrics() == []
+    assert stock.metric("prompt_tokens_total") > 0  # control: the others are there
+
+
+def test_vllm_exposes_what_the_alerts_and_the_dashboard_show_beside_ours(patched: Server) -> None:
+    deploy = Path(__file__).parents[2] / "docs" / "deploy"
+    texts = [(deploy / name).read_text() for name in ("alerts.yaml", "dashboard.json")]
+    named = {name for text in texts for name in re.findall(r"vllm:[a-z_]+", text)}
+    assert len(named) >= 4
+    assert named <= {sample.name for sample in patched.scrape()}
+
+
+def test_a_broken_record_costs_its_own_metrics_only(seen: dict[str, Seen], patched: Server) -> None:
+    before = {s.labels["pid"] for s in patched.own_metrics()}
+    worker = next(entry for entry in patched.entries() if entry.role == "worker")
+    (path,) = patched.records.glob(f"{worker.pid}-*.json")
+    text = path.read_text()
+    path.write_text('{"schema": 1')
+    try:
+        assert {s.labels["pid"] for s in patched.own_metrics()} == before - {str(worker.pid)}
+        assert patched.metric("prompt_tokens_total") > 0
+    finally:
+        path.write_text(text)
 
 
 def test_nothing_runs_unpatched_beside_a_patched_server(patched: Server) -> None:

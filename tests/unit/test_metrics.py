@@ -12,7 +12,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.children import eventually
 from vllm_mamba_retire import metrics, records
+from vllm_mamba_retire.keep import KeepCounters
+from vllm_mamba_retire.keep_verdict import kept
 from vllm_mamba_retire.records import Record
 from vllm_mamba_retire.retirement import Counters
 from vllm_mamba_retire.verdict import Reason, Verdict
@@ -25,6 +28,22 @@ print("kept", flush=True)
 sys.stdin.read()
 """
 
+# One of several API servers: it has a sibling that keeps a record, and the folder for metrics.
+API_SERVER = """
+import multiprocessing, os, sys
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from vllm_mamba_retire import metrics, records
+
+multiprocessing.current_process().name = sys.argv[1]
+records.REFRESH_SECONDS = 0.05
+metrics.expose()
+metrics.expose()
+for line in sys.stdin:
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    print(generate_latest(registry).decode().replace("\\n", "\\x1f"), flush=True)
+"""
+
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[CollectorRegistry]:
@@ -33,14 +52,29 @@ def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Collec
     made = CollectorRegistry(auto_describe=True)
     monkeypatch.setattr(metrics, "REGISTRY", made)
     metrics.expose()
-    counters = Counters(states_freed=7)
-    records.keep(Record.of(Verdict(Reason.PATCHED, "by a test."), None, counters))
+    records.keep(patched())
     yield made
     records.withdraw()
 
 
-def scrape(registry: CollectorRegistry) -> list[tuple[str, dict[str, str], float]]:
-    text = generate_latest(registry).decode()
+def patched(reason: Reason = Reason.PATCHED, freed: int = 7) -> Record:
+    return Record.of(
+        Verdict(reason, "by a test."),
+        None,
+        Counters(states_freed=freed),
+        keep=kept("newest"),
+        keep_counters=KeepCounters(states_refreshed=5, states_still_there=3),
+    )
+
+
+Samples = list[tuple[str, dict[str, str], float]]
+
+
+def scrape(registry: CollectorRegistry) -> Samples:
+    return parsed(generate_latest(registry).decode())
+
+
+def parsed(text: str) -> Samples:
     families = text_string_to_metric_families(text)
     return [(s.name, dict(s.labels), s.value) for family in families for s in family.samples]
 
@@ -49,7 +83,10 @@ def test_a_scrape_shows_verdict_and_counters(registry: CollectorRegistry) -> Non
     samples = {name: (labels, value) for name, labels, value in scrape(registry)}
     labels, value = samples["vllm_mamba_retire_info"]
     assert (labels["verdict"], labels["pid"], value) == ("patched", str(os.getpid()), 1)
+    assert labels["keep"] == "on"
     assert samples["vllm_mamba_retire_states_freed_total"][1] == 7
+    assert samples["vllm_mamba_retire_states_refreshed_total"][1] == 5
+    assert samples["vllm_mamba_retire_states_still_there_total"][1] == 3
 
 
 def test_exposed_twice_is_scraped_once(registry: CollectorRegistry) -> None:
@@ -89,3 +126,73 @@ def test_an_error_of_ours_leaves_the_other_metrics(
 ) -> None:
     monkeypatch.setattr(records, "read", lambda *_: 1 / 0)
     assert scrape(registry) == []
+
+
+class ApiServer:
+    """One of several API servers that were started by this process."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", API_SERVER, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)},
+        )
+
+    def scrape(self) -> Samples:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return parsed(self.process.stdout.readline().replace("\x1f", "\n"))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        found = [v for n, own, v in self.scrape() if n == name and labels.items() <= own.items()]
+        assert len(found) < 2, found
+        return found[0] if found else None
+
+
+@pytest.fixture
+def servers(registry: CollectorRegistry, tmp_path: Path) -> Iterator[list[ApiServer]]:
+    """Two API servers beside this process, which has a record."""
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    started = [ApiServer(name, folder) for name in ("ApiServer_0", "ApiServer_1")]
+    yield started
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
+
+
+def test_several_api_servers_show_each_process_once_whichever_answers(
+    servers: list[ApiServer],
+) -> None:
+    freed = "vllm_mamba_retire_states_freed_total"
+    for server in servers:
+        eventually(lambda one=server: one.value(freed, pid=str(os.getpid())) == 7)
+        assert server.value("vllm_mamba_retire_info", verdict="patched", keep="on") == 1
+    records.keep(patched(freed=9))
+    eventually(lambda: servers[1].value(freed) == 9)
+
+
+def test_with_several_api_servers_a_verdict_that_changes_leaves_a_zero(
+    servers: list[ApiServer],
+) -> None:
+    info = "vllm_mamba_retire_info"
+    eventually(lambda: servers[1].value(info, verdict="patched") == 1)
+    records.keep(patched(Reason.CONFLICT))
+    eventually(lambda: servers[1].value(info, verdict="conflict") == 1)
+    assert servers[1].value(info, verdict="patched") == 0
+
+
+def test_with_several_api_servers_a_record_that_is_gone_for_a_time_is_not_counted_twice(
+    servers: list[ApiServer],
+) -> None:
+    info, freed = "vllm_mamba_retire_info", "vllm_mamba_retire_states_freed_total"
+    eventually(lambda: servers[1].value(info) == 1)
+    records.withdraw()
+    eventually(lambda: servers[1].value(info) == 0)
+    records.keep(patched(freed=8))
+    eventually(lambda: servers[1].value(info) == 1)
+    eventually(lambda: servers[1].value(freed) == 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from vllm_mamba_retire.cli import processes
+from vllm_mamba_retire.keep import KeepCounters
+from vllm_mamba_retire.keep_verdict import kept, unavailable
 from vllm_mamba_retire.processes import Node, Survey, UnrecordedEngine
 from vllm_mamba_retire.records import Record
 from vllm_mamba_retire.retirement import Counters
@@ -31,6 +34,8 @@ CORE = Record(
 )
 WORKER = replace(CORE, pid=72, role="worker", verdict=None, counters=None, decided_at=None)
 DRIFTED = replace(CORE, pid=73, verdict=Verdict(Reason.DRIFTED, "other code."), counters=None)
+KEEPING = replace(CORE, pid=76, keep=kept("newest"), keep_counters=KeepCounters(40, 12))
+NOT_KEPT = replace(CORE, pid=77, keep=unavailable("the methods are those of no known release"))
 LEFT_OUT = UnrecordedEngine(
     74, "0.29.0", "/site/vllm", "was left out by VLLM_PLUGINS.", finding=True
 )
@@ -80,6 +85,19 @@ def test_text_names_each_process_with_its_verdict_and_counters() -> None:
     assert ["72", "worker", "0.29.0", "armed"] in lines
 
 
+def test_text_shows_keeping_only_where_it_was_requested() -> None:
+    assert "keep" not in shown(Node(survey=Survey([CORE]))).replace("would keep", "")
+    lines = [line.split() for line in shown(Node(survey=Survey([KEEPING, CORE]))).splitlines()]
+    assert ["76", "engine", "core", "0.29.0", "patched", "47", "43", "on", "12"] in lines
+    assert ["71", "engine", "core", "0.29.0", "patched", "47", "43", "off"] in lines
+
+
+def test_keeping_that_is_not_possible_is_said_and_is_no_finding() -> None:
+    node = Node(survey=Survey([NOT_KEPT]))
+    assert "pid 77 (engine core): keep unavailable: the methods" in shown(node)
+    assert not node.finding
+
+
 def test_text_says_that_nothing_runs() -> None:
     assert "No running vLLM process keeps a record." in shown(Node())
 
@@ -102,10 +120,22 @@ def test_text_names_the_node_where_there_are_several() -> None:
 
 
 def test_json_carries_everything_there_and_back() -> None:
-    survey = Survey([CORE, WORKER, DRIFTED], [LEFT_OUT, OFF])
+    survey = Survey([CORE, WORKER, DRIFTED, KEEPING], [LEFT_OUT, OFF])
     (data,) = json.loads(json.dumps(processes.as_data([Node("near", survey)])))
     assert (data["node"], data["problem"]) == ("near", None)
     assert Survey.from_data(data) == survey
+    keeping = data["processes"][3]
+    assert keeping["keep"]["state"] == "on"
+    assert keeping["keep_counters"] == {"states_refreshed": 40, "states_still_there": 12}
+
+
+def test_every_key_of_a_process_is_on_the_page_about_json() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
+    (data,) = processes.as_data([Node(survey=Survey([KEEPING]))])
+    (process,) = data["processes"]
+    keys = {*data, *process, *process["verdict"], *process["counters"]}
+    keys |= {*process["keep"], *process["keep_counters"]}
+    assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
 
 
 def test_prometheus_counts_what_was_freed_per_process() -> None:
@@ -114,6 +144,14 @@ def test_prometheus_counts_what_was_freed_per_process() -> None:
     assert found["states_freed_total"] == [(labels, 47)]
     assert found["states_stock_would_keep_total"] == [(labels, 43)]
     assert [labels["verdict"] for labels, _ in found["info"]] == ["patched", "armed"]
+
+
+def test_prometheus_counts_what_was_kept() -> None:
+    found = samples(Node(survey=Survey([KEEPING, CORE])))
+    labels = {"pid": "76", "role": "engine core"}
+    assert found["states_refreshed_total"] == [(labels, 40)]
+    assert found["states_still_there_total"] == [(labels, 12)]
+    assert [labels["keep"] for labels, _ in found["info"]] == ["on", "off"]
 
 
 def test_prometheus_has_the_number_to_alert_on_even_when_nothing_runs() -> None:

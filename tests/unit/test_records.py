@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from tests.children import eventually
 from vllm_mamba_retire import records
 from vllm_mamba_retire.keep import KeepCounters
 from vllm_mamba_retire.records import Record
@@ -105,13 +107,6 @@ def process(tmp_path: Path) -> Callable[..., Process]:
     for one in started:
         one.process.kill()
         one.process.communicate()
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true"
-        time.sleep(0.02)
 
 
 def test_a_record_says_who_and_what(process: Callable[..., Process]) -> None:
@@ -384,3 +379,40 @@ def test_a_forked_process_logs_its_own_line(process: Callable[..., Process]) -> 
     finally:
         one.do("event.set(); forked.join()")
         log.unlink(missing_ok=True)
+
+
+SERVE = "vllm.entrypoints.cli.main"
+SINCE_0_29 = "vllm.entrypoints.launchers.api_server.entry"
+BEFORE_0_29 = "vllm.entrypoints.openai.api_server"
+
+
+@pytest.mark.parametrize(
+    ("modules", "command", "role"),
+    [
+        ([SERVE, BEFORE_0_29], ["vllm", "serve", "model"], "API server"),
+        ([SERVE, SINCE_0_29], ["vllm", "serve", "model"], "API server"),
+        ([BEFORE_0_29], ["my_server.py"], "API server"),
+        ([SERVE, SINCE_0_29], ["vllm", "bench", "throughput"], "main"),
+        ([], ["my_program.py"], "main"),
+    ],
+)
+def test_what_answers_http_requests_is_an_api_server(
+    monkeypatch: pytest.MonkeyPatch, modules: list[str], command: list[str], role: str
+) -> None:
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    monkeypatch.setattr(sys, "argv", command)
+    assert Record.of(None, None).role == role
+
+
+def test_what_starts_several_api_servers_answers_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, BEFORE_0_29, ModuleType(BEFORE_0_29))
+    assert Record.of(None, None).role == "API server"  # control
+    child = multiprocessing.get_context("spawn").Process(target=int, name="ApiServer_0")
+    child.start()
+    try:
+        assert Record.of(None, None).role == "main"
+    finally:
+        child.join()

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vllm_mamba_retire.keep_verdict import KeepState
 from vllm_mamba_retire.processes import Node, Survey
 
 from .text import safe
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_COLUMNS = ("pid", "process", "vLLM", "verdict", "states freed", "stock would keep")
+_KEEP_COLUMNS = ("keep", "kept to the end")  # where the newest states are to be kept
 
 
 def show(console: Console, nodes: Sequence[Node]) -> None:
@@ -55,12 +59,13 @@ def _table(nodes: Sequence[Node]) -> Any:
     several = len(nodes) > 1
     if several:
         table.add_column("node")
-    for name in ("pid", "process", "vLLM", "verdict", "states freed", "stock would keep"):
-        numeric = name not in ("process", "vLLM", "verdict")
+    keeps = any(r.keep.state is not KeepState.OFF for n in nodes for r in n.survey.processes)
+    for name in (*_COLUMNS, *(_KEEP_COLUMNS if keeps else ())):
+        numeric = name not in ("process", "vLLM", "verdict", "keep")
         table.add_column(name, justify="right" if numeric else "left")
     for node in nodes:
         for record in node.survey.processes:
-            counters = record.counters
+            counters, kept = record.counters, record.keep_counters
             cells = (
                 *([node.name] if several else []),
                 record.pid,
@@ -69,6 +74,8 @@ def _table(nodes: Sequence[Node]) -> Any:
                 record.reason,
                 counters.states_freed if counters else "",
                 counters.states_stock_would_keep if counters else "",
+                *([record.keep.state.value] if keeps else []),
+                *([kept.states_still_there if kept else ""] if keeps else []),
             )
             table.add_row(*map(safe, cells))
     return table
@@ -84,6 +91,8 @@ def _sentences(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, bool]]:
         for record in node.survey.processes:
             if record.in_doubt:
                 yield node, f"pid {record.pid} ({record.role}): {record.verdict}", True
+            if record.keep.warns:
+                yield node, f"pid {record.pid} ({record.role}): {record.keep}", False
         for core in node.survey.without_record:
             finding = core.finding or core.unseen
             yield node, f"pid {core.pid} (engine core) {core.sentence}", finding

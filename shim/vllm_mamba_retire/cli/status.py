@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_mamba_retire import disarm
+from vllm_mamba_retire.names import KEEP_VARIABLE, MODE_VARIABLE
 
 from .text import safe
 
@@ -110,6 +111,7 @@ def _as_data(here: Settings, nodes: list[Node]) -> dict[str, Any]:
         "interpreter": here.interpreter,
         "python": here.python,
         "mode": here.mode,
+        "keep": here.keep,
         "reason": here.verdict.reason.value,
         "sentence": here.verdict.sentence,
         "left_out": here.obstacle,
@@ -159,7 +161,9 @@ def _show(here: Settings, nodes: list[Node]) -> None:
         console.print(f"  also here: {each.product.distribution} {each.version}, which")
         console.print(f"    {each.product.does}")
     if here.mode != "auto":
-        console.print(f"  MAMBA_RETIRE={here.mode}")
+        console.print(f"  {MODE_VARIABLE}={here.mode}")
+    if here.keep != "none":
+        console.print(f"  {KEEP_VARIABLE}={here.keep}")
     console.print(here.verdict.reason.value, style="red" if here.verdict.in_doubt else "green")
     console.print(f"  {here.verdict.sentence}")
     if here.obstacle is not None:
