@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "plan": "plan",
     "status": "status",
     "verify": "verify",
+    "support": "support",
     "inspect-image": "inspect_image",
 }
 

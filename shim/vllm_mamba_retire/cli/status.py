@@ -19,6 +19,8 @@ from vllm_mamba_retire.names import KEEP_VARIABLE, MODE_VARIABLE
 from .text import safe
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from vllm_mamba_retire.processes import Node
     from vllm_mamba_retire.settings import Settings
 
@@ -72,7 +74,9 @@ def status(
 
         typer.echo(prometheus(nodes), nl=False)
     else:
-        _show(here, nodes)
+        from rich.console import Console
+
+        show(Console(soft_wrap=True), here, nodes)
     if here.finding or any(node.finding for node in nodes):
         raise typer.Exit(1)
     raise typer.Exit(2 if any(node.survey.unseen for node in nodes) else 0)
@@ -145,30 +149,37 @@ def _as_data(here: Settings, nodes: list[Node]) -> dict[str, Any]:
     }
 
 
-def _show(here: Settings, nodes: list[Node]) -> None:
-    from rich.console import Console
+def show(console: Console, here: Settings, nodes: list[Node]) -> None:
+    """Print the verdict on this interpreter's vLLM, and then what runs.
 
-    from .processes import show
+    Args:
+        console: where to.
+        here: this interpreter's settings.
+        nodes: the machines that were looked at.
+    """
+    from .processes import show as show_processes
 
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    def say(text: str, style: str | None = None) -> None:
+        console.print(safe(text), style=style, markup=False, highlight=False)
+
     if (target := here.target) is not None:
-        console.print(f"vLLM {target.version} ({target.distribution}) at {target.package}")
-        console.print(f"  manager file: sha256 {target.sha256 or 'unknown'}{_as_listed(here)}")
-    console.print(f"  interpreter: {here.interpreter}, Python {here.python}")
+        say(f"vLLM {target.version} ({target.distribution}) at {target.package}")
+        say(f"  manager file: sha256 {target.sha256 or 'unknown'}{_as_listed(here)}")
+    say(f"  interpreter: {here.interpreter}, Python {here.python}")
     for path in here.shadowed:
-        console.print(f"  not used: {path}, further down the path")
+        say(f"  not used: {path}, further down the path")
     for each in here.products:
-        console.print(f"  also here: {each.product.distribution} {each.version}, which")
-        console.print(f"    {each.product.does}")
+        say(f"  also here: {each.product.distribution} {each.version}, which")
+        say(f"    {each.product.does}")
     if here.mode != "auto":
-        console.print(f"  {MODE_VARIABLE}={here.mode}")
+        say(f"  {MODE_VARIABLE}={here.mode}")
     if here.keep != "none":
-        console.print(f"  {KEEP_VARIABLE}={here.keep}")
-    console.print(here.verdict.reason.value, style="red" if here.verdict.in_doubt else "green")
-    console.print(f"  {here.verdict.sentence}")
+        say(f"  {KEEP_VARIABLE}={here.keep}")
+    say(here.verdict.reason.value, style="red" if here.verdict.in_doubt else "green")
+    say(f"  {here.verdict.sentence}")
     if here.obstacle is not None:
-        console.print(f"! {here.obstacle}", style="red")
-    show(console, nodes)
+        say(f"! {here.obstacle}", style="red")
+    show_processes(console, nodes)
 
 
 def _as_listed(here: Settings) -> str:

@@ -51,6 +51,7 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
     ("version", r"vLLM(?:API)?serverversion([\w.+!-]+?)(?:,servingmodel.*)?$"),
     ("engine", r"InitializingaV1LLMengine\(v([^()]+)\)withconfig:(.*)"),
     ("arguments", r"non-defaultargs:(.*)"),
+    ("verdict", r"vllm-mamba-retire[\w.+]+:([a-z-]+):"),
     ("architecture", r"Resolvedarchitecture:(\w+)$"),
     ("prompt", rf"Usingmaxmodellen{_COUNT}$"),
     ("budget", rf"Chunkedprefillisenabledwithmax_num_batched_tokens={_COUNT}\."),
@@ -103,6 +104,7 @@ class ServerLog:
         tokens: capacity of the pool in tokens, by vLLM's own count.
         length: the tokens per request that `tokens` was counted for.
         times: `tokens` over `length`, rounded to two digits.
+        verdicts: reason codes that this package logged.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class ServerLog:
     tokens: int | None = None
     length: int | None = None
     times: float | None = None
+    verdicts: tuple[str, ...] = ()
 
     def estimate(self, geometry: Geometry | None) -> dict[str, Any]:
         """Pool and bytes of a block, worked out of the figures that have most digits.
@@ -258,6 +261,7 @@ def _digest(sentences: list[_Sentence]) -> ServerLog:
         tokens=_count(said["capacity"][0]) if "capacity" in said else None,
         length=_count(length) if length else settings.get("prompt"),
         times=float(said["concurrency"][1]) if "concurrency" in said else None,
+        verdicts=tuple(dict.fromkeys(s.groups[0] for s in sentences if s.name == "verdict")),
     )
 
 
