@@ -29,7 +29,6 @@ with open(sys.argv[1], "rb") as file:
 print("mapped", flush=True)
 sys.stdin.read()
 """
-PATCHES = Path(__file__).parents[2] / "patches"
 Judge = Callable[..., list[UnrecordedEngine]]
 
 
@@ -164,8 +163,8 @@ def test_a_vllm_changed_after_the_start_is_not_what_the_process_runs(
     assert before.finding == (status is Status.LIVE)
     time.sleep(0.1)
     if status is Status.LIVE:
-        (fix,) = (PATCHES / f"v{release}").glob("0001-*.patch")
-        command = ["patch", "-p1", "-d", str(served.parent), "-i", str(fix)]
+        command = [sys.executable, "-c", "from vllm_mamba_retire.cli import main; main()"]
+        command += ["apply", "--yes", "--no-probe", f"--target={served.parent}"]
         subprocess.run(command, check=True, capture_output=True)
     else:
         (served / MANAGER_FILE).chmod(0o600)

@@ -152,7 +152,7 @@ def judge(inspection: Inspection, inside: dict[str, Any]) -> str:
         return f"{inspection.target.manager_file} was inspected, {started['manager']} serves"
     if inside["verify"]["exit"]:
         return f"verify says {inside['verify']}"
-    if tests["failures"] or tests["errors"] or not tests["tests"]:
+    if tests["failed"] or not tests["tests"]:
         return f"release tests: {tests}"
     return ""
 
