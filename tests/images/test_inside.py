@@ -14,7 +14,7 @@ import pytest
 from tools.images import rollout as images
 
 from vllm_mamba_retire.images.engine import Engine
-from vllm_mamba_retire.images.inspection import inspect
+from vllm_mamba_retire.images.inspection import Inspection, inspect
 from vllm_mamba_retire.releases import load_matrix
 
 Build = Callable[..., str]
@@ -36,6 +36,11 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def live_outcome(live: str) -> images.Outcome:
     (outcome,) = images.main([f"--image={live}", *INSIDE])
     return outcome
+
+
+@pytest.fixture(scope="module")
+def inspected(live: str) -> Inspection:
+    return inspect(*Engine("podman").read(live))
 
 
 def test_live_release_leaks_and_the_installed_package_takes_effect(
@@ -86,12 +91,15 @@ def changed(found: dict[str, Any], *path: str, to: object) -> dict[str, Any]:
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
 def test_each_thing_that_is_wrong_is_a_failure(
-    live: str, live_outcome: images.Outcome, path: tuple[str, ...], to: object, said: str
+    inspected: Inspection,
+    live_outcome: images.Outcome,
+    path: tuple[str, ...],
+    to: object,
+    said: str,
 ) -> None:
-    inspection = inspect(*Engine("podman").read(live))
     inside = live_outcome.data["inside"]
-    assert images.judge(inspection, inside) == ""
-    assert said in images.judge(inspection, changed(inside, *path, to=to))
+    assert images.judge(inspected, inside) == ""
+    assert said in images.judge(inspected, changed(inside, *path, to=to))
 
 
 def test_image_that_breaks_inside_is_a_failure_with_its_message(live: str, derived: Build) -> None:
@@ -102,9 +110,8 @@ def test_image_that_breaks_inside_is_a_failure_with_its_message(live: str, deriv
     assert "RuntimeError: 42" in outcome.says
 
 
-def test_container_that_does_not_start_is_a_failure(live: str) -> None:
-    podman = Engine("podman")
-    inside = images.run_inside(podman, inspect(*podman.read(live)), Path("/nowhere"), [])
+def test_container_that_does_not_start_is_a_failure(inspected: Inspection) -> None:
+    inside = images.run_inside(Engine("podman"), inspected, Path("/nowhere"), [])
     assert "no such file or directory" in inside["error"]
 
 
