@@ -1,8 +1,8 @@
 """The drawings in docs/images, but for the demonstration's, which ``nox -s demo -- --save`` renews.
 
-- block-table.svg: the block table of one long prompt, chunk by chunk, stock and fixed. ``--replay``
+- block-table.png: the block table of one long prompt, chunk by chunk, stock and fixed. ``--replay``
   asks the release on the path for its data first;
-- plan.svg: what `plan` draws for the server of docs/affected.md.
+- plan.png: what `plan` draws for the server of docs/affected.md.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vllm_mamba_retire.replay.charts import save
 from vllm_mamba_retire.replay.manager import block_tables, chunk_ends
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA = DOCS / "data" / "block-table.json"
-DRAWING = DOCS / "images" / "block-table.svg"
+DRAWING = DOCS / "images" / "block-table.png"
 # Two blocks a chunk, and one chunk in flight: the smallest prompt on which the difference grows.
 GEOMETRY = {"block": 4, "spec": 0, "budget": 8, "prompt": 40, "lag": 1}
 AFFECTED = 1  # exit code of `plan`
@@ -33,7 +34,7 @@ def main() -> int:
     if parser.parse_args().replay:
         DATA.write_text(json.dumps(measure()) + "\n")
     draw(json.loads(DATA.read_text()), DRAWING)
-    plan = DOCS / "images" / "plan.svg"
+    plan = DOCS / "images" / "plan.png"
     command = [sys.executable, "-c", "from vllm_mamba_retire.cli import main; main()"]
     done = subprocess.run([*command, *plan_on_the_page(), f"--chart={plan}"], check=False)
     if done.returncode != AFFECTED:
@@ -72,12 +73,9 @@ def measure() -> dict[str, Any]:
 
 def draw(data: dict[str, Any], path: Path) -> None:
     """One row of blocks per chunk, stock on the left, fixed on the right."""
-    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-    # The same data gives the same file.
-    matplotlib.rcParams["svg.hashsalt"] = path.name
     figure = Figure(figsize=(10, 3.9), layout="constrained")
     for axes, side in zip(figure.subplots(1, 2), ("stock", "fixed"), strict=True):
         for row, table in enumerate(data[side]):
@@ -107,7 +105,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         "flight; numbers are block ids, red is kept though no longer needed",
         fontsize=10,
     )
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 if __name__ == "__main__":
