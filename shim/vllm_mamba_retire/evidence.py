@@ -87,9 +87,11 @@ def collect_evidence(target: Target | None, matrix: Matrix) -> Evidence:
         exact = row is not None and row.manager_sha256 == target.sha256
         if row and row.call_basis not in (None, _call_basis(target)):
             row, exact, changed = None, False, ("what is passed to remove_skipped_blocks",)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # The last two come from Python's parser, for code that is nested too deeply.
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        problem = f"{target.manager_file} does not parse ({error.args[0]}{line})"
+        reason = error.args[0] if error.args else "nested too deeply"
+        problem = f"{target.manager_file} does not parse ({reason}{line})"
         return Evidence(replace(target, source=None, problem=problem))
     return Evidence(target, row=row, exact=exact, changed=changed)
 

@@ -122,11 +122,10 @@ def survey(here: Settings | None = None) -> Survey:
     cores = list(_engine_cores())
     folders |= {records.folder(user) for _, user in cores if _visible(user)}
     readings = [records.read(*folder) for folder in sorted(folders)]
-    found = [record for reading in readings for record in reading.records]
-    recorded = {record.pid for record in found}
+    found = {record.pid: record for reading in readings for record in reading.records}
     return Survey(
-        found,
-        [_judge(core, user, here) for core, user in cores if core.pid not in recorded],
+        list(found.values()),
+        [_judge(core, user, here) for core, user in cores if core.pid not in found],
         [reading.problem for reading in readings if reading.problem],
     )
 

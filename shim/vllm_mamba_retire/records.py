@@ -255,16 +255,16 @@ def read(where: Path, owner: int | None = None) -> Reading:
         return Reading([])
     except OSError as error:
         return Reading([], f"{where} cannot be read ({error.strerror}).")
-    found = []
+    found = {}  # by process: a user can write two records about one of his own
     for path in paths:
         if (record := _read(path)) is None:
             continue
         ticks = start_ticks(record.pid)
         if ticks == record.started:
-            found.append(record)
+            found[record.pid] = record
         elif ticks is not None or _has_ended(record.pid):
             _remove(path)
-    return Reading(found)
+    return Reading(list(found.values()))
 
 
 def start_ticks(pid: int) -> int | None:

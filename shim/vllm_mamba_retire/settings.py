@@ -20,7 +20,7 @@ from pathlib import Path
 from .evidence import collect_evidence
 from .names import KEEP_VARIABLE, MODE_VARIABLE, read_mode
 from .releases import Matrix, MatrixError, Product, Row, load_matrix
-from .target import Target, find_target
+from .target import Target, distributions_in, field, find_target
 from .verdict import Reason, Verdict, decide
 
 DISTRIBUTION = "vllm-mamba-retire"
@@ -162,12 +162,15 @@ def find_installed(path: Sequence[str] | None = None) -> Installed:
     Args:
         path: the folders that it imports from, in order; by default those of this interpreter.
     """
-    found = list(distributions(name=DISTRIBUTION, path=list(sys.path if path is None else path)))
+    if path is None:
+        found = list(distributions(name=DISTRIBUTION))
+    else:
+        found = list(distributions_in(map(Path, path), f"{PACKAGE}*"))
     # As vLLM's plug-in loader does, which takes the entry points of every copy.
     points = [p for each in found for p in each.entry_points if p.group == GROUP]
     missing = tuple(name for name in (PACKAGE, *REQUIRED_MODULES) if not _spec(name, path))
     return Installed(
-        version=found[0].version if found else None,
+        version=field(found[0], "Version") if found else None,
         entry_point=any(point.name == PLUGIN for point in points),
         missing=missing,
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,14 +149,42 @@ def _file_version(package: Path) -> str | None:
 
 def _distribution(package: Path) -> tuple[str | None, str | None]:
     """Name and version of the distribution beside the package that owns ``vllm/``."""
-    for candidate in _named_like_vllm(package.parent):
-        owned = candidate.read_text("top_level.txt")
-        name = str(candidate.metadata["Name"] or "")
-        if name == "vllm" or (owned is not None and "vllm" in owned.split()):
-            return name, candidate.version
+    for candidate in distributions_in([package.parent], "vllm*"):
+        owned = candidate.read_text("top_level.txt") or ""
+        name = field(candidate, "Name")
+        if name == "vllm" or "vllm" in owned.split():
+            return name, field(candidate, "Version")
     return None, None
 
 
-def _named_like_vllm(folder: Path) -> Iterator[importlib.metadata.Distribution]:
-    for path in sorted(folder.glob("vllm*.dist-info")) + sorted(folder.glob("vllm*.egg-info")):
-        yield importlib.metadata.Distribution.at(path)
+def field(distribution: importlib.metadata.Distribution, name: str) -> str | None:
+    """A field of a distribution's metadata; None where it is not there."""
+    return next(iter(distribution.metadata.get_all(name) or ()), None)
+
+
+def distributions_in(
+    folders: Iterable[Path], pattern: str
+) -> Iterator[importlib.metadata.Distribution]:
+    """Distributions whose metadata folders match a pattern, in folders of whatever user.
+
+    importlib's own search opens whatever has the name of metadata, and waits for a FIFO.
+    """
+    for folder in folders:
+        for kind in ("dist-info", "egg-info"):
+            for found in sorted(folder.glob(f"{pattern}.{kind}")):
+                yield _Distribution(found)
+
+
+class _Distribution(importlib.metadata.Distribution):
+    """Metadata read as every file of another user is: bounded, and regular files only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read_text(self, filename: str) -> str:
+        """Text of a file of the metadata; empty where it cannot be read."""
+        return (_read(self.folder / filename)[0] or b"").decode("utf-8", "replace")
+
+    def locate_file(self, path: str | os.PathLike[str]) -> Path:
+        """Path of an installed file."""
+        return self.folder.parent / path

@@ -82,15 +82,20 @@ def test_status_of_a_broken_vllm_says_what_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"), [((), "fixed-elsewhere"), (("--no-probe",), "drifted")]
+    ("arguments", "reason", "exit_status"),
+    [((), "fixed-elsewhere", 0), (("--no-probe",), "drifted", 1)],
 )
 def test_status_probes_where_the_files_cannot_decide(
-    site: Callable[..., Site], command: Run, arguments: tuple[str, ...], reason: str
+    site: Callable[..., Site],
+    command: Run,
+    arguments: tuple[str, ...],
+    reason: str,
+    exit_status: int,
 ) -> None:
     tree = site(LIVE)
     in_class(BY_HAND)(tree)
-    _, answer = command(str(tree.folder), "status", *arguments)
-    assert answer["reason"] == reason, answer["sentence"]
+    code, answer = command(str(tree.folder), "status", *arguments)
+    assert (answer["reason"], code) == (reason, exit_status), answer["sentence"]
 
 
 def test_status_with_a_broken_table_says_where(trees: Path, child: Child, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -140,6 +141,8 @@ def test_half_of_our_series_is_not_taken_for_the_whole(
     [
         (lambda path: path.write_text("class MambaManager(\n"), "does not parse ('(' was never"),
         (lambda path: path.write_text("x = '\0'\n"), "does not parse"),
+        (lambda path: path.write_text(f"x = {'-' * 100_000}1\n"), "does not parse"),
+        (lambda path: os.mkfifo(path), "is not a regular file"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "cannot be decoded"),
         (lambda path: path.mkdir(), "cannot be read"),
         (lambda path: None, "does not exist"),

@@ -119,6 +119,15 @@ def test_text_names_the_node_where_there_are_several() -> None:
     assert "! far: did not answer in time." in text
 
 
+def test_text_from_a_record_can_imitate_no_line_and_no_terminal_code() -> None:
+    hostile = "x\n! pid 1 (engine core) is fine\x1b[2J"
+    record = replace(DRIFTED, role=hostile, vllm=hostile, verdict=Verdict(Reason.DRIFTED, hostile))
+    core = UnrecordedEngine(78, hostile, hostile, hostile, finding=True)
+    text = shown(Node(survey=Survey([record], [core], [hostile])))
+    assert "\x1b" not in text
+    assert [line for line in text.splitlines() if line.startswith("! pid 1 ")] == []
+
+
 def test_json_carries_everything_there_and_back() -> None:
     survey = Survey([CORE, WORKER, DRIFTED, KEEPING], [LEFT_OUT, OFF])
     (data,) = json.loads(json.dumps(processes.as_data([Node("near", survey)])))

@@ -329,6 +329,34 @@ def test_a_record_that_others_can_write_is_not_believed(process: Callable[..., P
     assert one.entries() == []
 
 
+def test_a_record_that_another_user_wrote_about_a_process_is_not_believed(
+    process: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = process()
+    one.do("keep()")
+    assert [entry.pid for entry in one.entries()] == [one.pid]  # control
+    real = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda file: _Owned(real(file), os.getuid() + 1))
+    assert one.entries() == []
+
+
+class _Owned:
+    """The status of a file, with another owner."""
+
+    def __init__(self, real: os.stat_result, owner: int) -> None:
+        self.real, self.st_uid = real, owner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.real, name)
+
+
+def test_two_records_of_one_process_are_one(process: Callable[..., Process]) -> None:
+    one = process()
+    one.do("keep()")
+    (one.folder / f"{one.pid}-copy.json").write_bytes(one.path.read_bytes())
+    assert [entry.pid for entry in one.entries()] == [one.pid]
+
+
 @pytest.mark.parametrize("made", ["fifo", "device", "deep", "endless"])
 def test_hostile_files_neither_hang_nor_stop_the_reader(
     process: Callable[..., Process], made: str

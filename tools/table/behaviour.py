@@ -40,7 +40,7 @@ def main() -> None:
         [
             ("probe", _told([_probed(side) for side in sides])),
             (_MANAGER, _told(["/".join(map(str, side.peaks)) or _probed(side) for side in sides])),
-            *_scheduler(SIDES[: len(sides)]),
+            *scheduler(SIDES[: len(sides)]),
         ]
     )
 
@@ -57,22 +57,27 @@ def _told(results: list[str]) -> str:
     return results[0] if len(results) == 1 else "stock {}, patched {}".format(*results)
 
 
-def _scheduler(sides: Sequence[Side]) -> list[tuple[str, str]]:
-    """Peak states through the release's own scheduler, without and with speculation."""
-    told: dict[int, list[str]] = {spec: [] for spec in _SPECS}
+def scheduler(sides: Sequence[Side], specs: Sequence[int] = _SPECS) -> list[tuple[str, str]]:
+    """Peak states through the release's own scheduler, as check and result.
+
+    Args:
+        sides: stock, and patched where that is another.
+        specs: speculative blocks, a check each.
+    """
+    told: dict[int, list[str]] = {spec: [] for spec in specs}
     for side in sides:
-        for spec, peaks in zip(_SPECS, _replays(side), strict=True):
+        for spec, peaks in zip(specs, _replays(side, specs), strict=True):
             told[spec].append(peaks)
     return [(_SCHEDULER.format(spec=spec), _told(results)) for spec, results in told.items()]
 
 
-def _replays(side: Side) -> list[str]:
-    """Peaks by `_SPECS`; in one child process where that works."""
+def _replays(side: Side, specs: Sequence[int]) -> list[str]:
+    """Peaks by `specs`; in one child process where that works."""
     try:
-        runs = replay_all([_scenario(spec, lag) for spec in _SPECS for lag in _LAGS], side)
+        runs = replay_all([_scenario(spec, lag) for spec in specs for lag in _LAGS], side)
     except ChildError:
-        return [_replay(spec, side) for spec in _SPECS]
-    return [_peaks(runs[: len(_LAGS)]), _peaks(runs[len(_LAGS) :])]
+        return [_replay(spec, side) for spec in specs]
+    return [_peaks(runs[at : at + len(_LAGS)]) for at in range(0, len(runs), len(_LAGS))]
 
 
 def _replay(spec: int, side: Side) -> str:

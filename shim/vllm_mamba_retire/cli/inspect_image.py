@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .text import safe
+from .text import one_line
 
 if TYPE_CHECKING:
     from vllm_mamba_retire.images.inspection import Inspection
@@ -59,7 +59,7 @@ def inspect_image(
     except ImageError as error:
         if as_json:
             typer.echo(json.dumps({"schema": SCHEMA, "error": str(error)}))
-        typer.secho(f"error: {_line(error)}", err=True, fg="red")
+        typer.secho(f"error: {one_line(error)}", err=True, fg="red")
         raise typer.Exit(2) from error
     if as_json:
         typer.echo(json.dumps({"schema": SCHEMA, **inspection.to_data()}, indent=2))
@@ -86,10 +86,6 @@ def _show(inspection: Inspection) -> None:
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for name, value in rows.items():
         if value:
-            console.print(f"{name:14}{_line(value)}")
+            console.print(f"{name:14}{one_line(value)}")
     console.print(inspection.reason, style="red" if inspection.finding else "green", end=": ")
-    console.print(_line(inspection.sentence))
-
-
-def _line(text: object) -> str:
-    return " ".join(safe(text).splitlines())
+    console.print(one_line(inspection.sentence))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_mamba_retire.keep_verdict import KeepState
 from vllm_mamba_retire.processes import Node, Survey
 
-from .text import safe
+from .text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ def show(console: Console, nodes: Sequence[Node]) -> None:
         console.print("No running vLLM process keeps a record.")
     for node, sentence, finding in _sentences(nodes):
         where = f"{node.name}: " if node.name else ""
-        line = " ".join(safe(f"{'!' if finding else ' '} {where}{sentence}").splitlines())
+        line = one_line(f"{'!' if finding else ' '} {where}{sentence}")
         console.print(line, style="red" if finding else None, markup=False, highlight=False)
 
 
@@ -77,7 +77,7 @@ def _table(nodes: Sequence[Node]) -> Any:
                 *([record.keep.state.value] if keeps else []),
                 *([kept.states_still_there if kept else ""] if keeps else []),
             )
-            table.add_row(*map(safe, cells))
+            table.add_row(*map(one_line, cells))
     return table
 
 

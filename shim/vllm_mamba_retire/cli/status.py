@@ -16,7 +16,7 @@ import typer
 from vllm_mamba_retire import disarm
 from vllm_mamba_retire.names import KEEP_VARIABLE, MODE_VARIABLE
 
-from .text import safe
+from .text import one_line, safe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,7 +160,7 @@ def show(console: Console, here: Settings, nodes: list[Node]) -> None:
     from .processes import show as show_processes
 
     def say(text: str, style: str | None = None) -> None:
-        console.print(safe(text), style=style, markup=False, highlight=False)
+        console.print(one_line(text), style=style, markup=False, highlight=False)
 
     if (target := here.target) is not None:
         say(f"vLLM {target.version} ({target.distribution}) at {target.package}")

@@ -13,7 +13,7 @@ from vllm_mamba_retire.settings import Installed, find_installed, judge_files, o
 from vllm_mamba_retire.target import MANAGER_FILE, Target, read_target
 from vllm_mamba_retire.verdict import Reason, Verdict
 
-from .image import METADATA_FILES, MODULE_FILES, VLLM_FILES, Config, ImageError, Root
+from .image import METADATA_FILES, MODULE_FILES, VLLM_FILES, Config, Root
 from .serving import Serving, find_serving
 
 
@@ -118,10 +118,7 @@ def inspect(config: Config, root: Root) -> Inspection:
                 (copy / file).write_bytes(data)
         ours = path[serving.site] / "vllm"
         seen = read_target(ours)
-        try:
-            verdict = judge_files(seen, load_matrix())
-        except (RecursionError, MemoryError) as error:  # from Python's parser
-            raise ImageError(f"{config.name}: vLLM is nested too deeply to be parsed") from error
+        verdict = judge_files(seen, load_matrix())
         installed = find_installed([str(folder) for folder in path.values()])
     # Paths as they are in the image.
     package = Path("/", serving.package)
