@@ -97,14 +97,15 @@ def read_target(package: Path) -> Target:
     )
 
 
-def caller_sources(target: Target) -> list[str]:
-    """Texts of `CALLER_FILES`; empty for one that is not there.
+def caller_sources(target: Target) -> tuple[list[str], str | None]:
+    """Texts of `CALLER_FILES`, and why one cannot be read, as the start of a sentence.
 
     Raises:
         SyntaxError: one cannot be decoded; a UnicodeDecodeError where its text is damaged.
     """
-    found = (_read(target.package / file)[0] for file in CALLER_FILES)
-    return [importlib.util.decode_source(data or b"") for data in found]
+    found = [_read(target.package / file) for file in CALLER_FILES]
+    texts = [importlib.util.decode_source(data or b"") for data, _ in found]
+    return texts, next((problem for _, problem in found if problem), None)
 
 
 def _predates_align(manager_file: Path, package: Path) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.children import Child
 from tests.detection.sites import LATENT, LIVE, NATIVE, SERIES, Site, apply, own_path
-from vllm_mamba_retire.target import MANAGER_FILE, read_target
+from vllm_mamba_retire.target import CALLER_FILES, MANAGER_FILE, read_target
 from vllm_mamba_retire.verdict import Reason, Verdict
 
 MakeSite = Callable[..., Site]
@@ -158,6 +158,17 @@ def test_a_broken_manager_file_is_told_by_what_is_wrong(
     assert verdict.reason is Reason.FAILED
     assert str(tree.manager) in verdict.sentence
     assert said in verdict.sentence
+
+
+@pytest.mark.parametrize("file", CALLER_FILES, ids=lambda file: file.name)
+def test_without_what_calls_it_a_latent_manager_is_not_called_safe(
+    site: MakeSite, seen: Look, file: Path
+) -> None:
+    tree = site(LATENT)
+    (tree.package / file).unlink()
+    verdict = seen(tree)
+    assert verdict.reason is Reason.FAILED
+    assert f"{tree.package / file} does not exist, so that it is not known" in verdict.sentence
 
 
 def test_a_vllm_older_than_the_manager_file_has_nothing_to_fix(site: MakeSite, seen: Look) -> None:
