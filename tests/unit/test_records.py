@@ -444,3 +444,9 @@ def test_what_starts_several_api_servers_answers_no_request(
         assert Record.of(None, None).role == "main"
     finally:
         child.join()
+
+
+def test_two_hosts_of_one_name_are_two_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = records._file_name()
+    monkeypatch.setattr(Path, "read_text", lambda _path: "another boot")
+    assert records._file_name() != here
