@@ -27,6 +27,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # nox loads this file without its folder
 
+from tests.imports import LOADED
 from tools.env import provision, sources, summary
 from tools.env.lanes import Run, lane
 from tools.env.provision import ENGINE, NATIVE
@@ -230,6 +231,17 @@ def sbom(run: Run) -> None:
     python = provision.environment("cyclonedx", provision.THIS_PYTHON, tools)
     described = f"--python={pins.dependencies_environment()}"
     run.python("-m", "tools.env.sbom", described, python=python)
+
+
+@lane(tags=())
+def coverage(run: Run) -> None:
+    """Lines that no session ran, of those run before with ``MAMBA_RETIRE_COVERAGE=1``."""
+    python = provision.environment("lint", provision.THIS_PYTHON, provision.group("lint", own=True))
+    loaded = ",".join(f"*/vllm_mamba_retire/{name}.py" for name in LOADED)
+    reports = ("combine", "report", f"report --fail-under=0 --show-missing --include={loaded}")
+    data = {"COVERAGE_FILE": str(provision.CACHE / "coverage" / "data")}
+    for report in reports:
+        run.session.run(str(python), "-m", "coverage", *report.split(), env=data, external=True)
 
 
 @lane(tags=())

@@ -120,7 +120,7 @@ class _VllmImports:
         self.vllm_seen = False
         self.problem: object = None
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002
         if name == "vllm" and not self.vllm_seen:
             self.vllm_seen = True
             _hook_manager_import()
@@ -143,7 +143,7 @@ def _watch_imports() -> Any:
 def _hook_manager_import() -> None:
     hooked = False
 
-    def run(module: ModuleType) -> None:
+    def run(_module: ModuleType) -> None:
         # wrapt calls at once where the module is in sys.modules, complete or not; else it calls
         # behind the module's last line.
         _activate() if hooked else activate()

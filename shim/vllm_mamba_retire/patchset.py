@@ -448,7 +448,7 @@ def _import_from(file: str, text: str) -> ModuleType:
     if spec is None or found is None or Path(found).resolve() != Path(file).resolve():
         raise ImportError(f"it imports {found}")
     module = sys.modules[MANAGER_MODULE] = importlib.util.module_from_spec(spec)
-    exec(compile(text, found, "exec", dont_inherit=True), vars(module))
+    exec(compile(text, found, "exec", dont_inherit=True), vars(module))  # noqa: S102
     return module
 
 

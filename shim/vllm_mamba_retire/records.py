@@ -230,7 +230,7 @@ def folder(user: int | None = None) -> Folder:
             )
         return Folder(where)
     # Not tempfile.gettempdir: what it answers depends on who can write where.
-    base = os.environ.get("TMPDIR") or "/tmp"
+    base = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
     owner = os.getuid() if user is None else user
     return Folder(Path(base, f"vllm-mamba-retire-{owner}"), owner)
 

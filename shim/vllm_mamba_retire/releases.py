@@ -209,7 +209,7 @@ def load_matrix(path: Path | None = None) -> Matrix:
     # libyaml's parser takes a tenth of the time; PyYAML may be built without it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        data = yaml.load(path.read_bytes(), Loader=loader)
+        data = yaml.load(path.read_bytes(), Loader=loader)  # noqa: S506
         schema = data.get("schema") if isinstance(data, dict) else None
         if isinstance(schema, int) and schema > SCHEMA:
             raise MatrixError(

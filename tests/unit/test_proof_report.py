@@ -1,4 +1,4 @@
-"""The published proof is of this version, complete, and the page says what its data says."""
+"""The published proof is complete, and the page says what its data says and of which version."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 from tools.proof import page as report
 
 from vllm_mamba_retire import __version__
@@ -20,8 +21,10 @@ def data() -> Any:
     return json.loads((DOCS / "data" / "proof.json").read_text())
 
 
-def test_the_proof_is_of_this_version(data: Any) -> None:
-    assert data["version"] == __version__, "run `nox -s proof` for this version"
+def test_the_proof_is_of_a_version_up_to_this_one(data: Any) -> None:
+    """It takes hours, so it is renewed before a release that changes the patch, not by a bump."""
+    assert Version(data["version"]) <= Version(__version__)
+    assert f"version {data['version']} of this package" in report.render(data)
 
 
 def test_the_page_is_written_from_the_data(data: Any) -> None:

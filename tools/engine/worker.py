@@ -234,7 +234,7 @@ def register_seeded_weights() -> None:
         def download_model(self, model_config: Any) -> None:
             """There is nothing to download."""
 
-        def load_weights(self, model: Any, model_config: Any) -> None:
+        def load_weights(self, model: Any, model_config: Any) -> None:  # noqa: ARG002
             with torch.no_grad():
                 for name, weight in model.named_parameters():
                     _fill(name, weight)

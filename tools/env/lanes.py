@@ -38,14 +38,16 @@ class Run:
     ) -> None:
         """Run test folders with a vLLM importable, telling them which releases there are."""
         results = summary.expect(f"{self.session.name} {self.version}".strip())
+        measured = ("-m", "coverage", "run") if provision.COVERAGE else ()
         workers = [f"--numprocesses={min(os.cpu_count() or 1, 4)}"] if parallel else []
         self.python(
-            *("-m", "pytest", *folders, *workers, f"--junitxml={results}"),
+            *(*measured, "-m", "pytest", *folders, *workers, f"--junitxml={results}"),
             vllm=vllm,
             python=python,
             MAMBA_RETIRE_TEST_RELEASE=self.version if self.version in table.versions() else "",
             MAMBA_RETIRE_TEST_TREES=str(trees),
             MAMBA_RETIRE_TEST_SOURCES=str(sources.SOURCES),
+            COVERAGE_FILE=str(provision.CACHE / "coverage" / "data"),
             **(env or {}),
         )
 
@@ -117,6 +119,8 @@ def _named(session: nox.Session, every: Sequence[str]) -> tuple[list[str], list[
     """The versions that the arguments begin with, and the other arguments."""
     arguments = list(session.posargs)
     versions: list[str] = []
+    if not every and arguments[:1] == ["all"]:  # said to several sessions, some without versions
+        return [], arguments[1:]
     while every and arguments and re.fullmatch(r"[a-z]+|[\d.]+", arguments[0]):
         word = arguments.pop(0)
         if word != "all" and word not in every:

@@ -33,6 +33,8 @@ from tools.table import rows as table
 ROOT = table.ROOT
 CACHE = Path(os.environ.get("MAMBA_RETIRE_CACHE", ROOT / ".cache")).absolute()
 RELEASES = CACHE / "releases"
+# Whether tests leave data for the session `coverage`.
+COVERAGE = bool(os.environ.get("MAMBA_RETIRE_COVERAGE"))
 CPU_BUILDS = CACHE / "cpu"
 
 TORCH = "torch==2.13.0"

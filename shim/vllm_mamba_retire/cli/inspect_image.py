@@ -55,7 +55,7 @@ def inspect_image(
             inspection = inspect(*Engine.find(engine).read(str(image)))
         found = inspection.serving.architecture
         if architecture not in (None, found):
-            raise ImageError(f"{inspection.config.name} is for {found}, not for {architecture}")
+            raise ImageError(f"{inspection.config.name} is for {found}, not for {architecture}")  # noqa: TRY301
     except ImageError as error:
         if as_json:
             typer.echo(json.dumps({"schema": SCHEMA, "error": str(error)}))

@@ -64,6 +64,7 @@ class Replay:
         self.fruitless = 0  # preemptions since a request last got further than ever before
 
     def run(self, on_step: Callable[[Run], None]) -> Run:
+        """Schedule until every request ended, or nothing gets further."""
         idle = 0
         while self.to_come or self.scheduler.has_unfinished_requests():
             self._admit()
