@@ -203,7 +203,7 @@ def test_of_two_trees_the_one_that_serves_is_judged_and_the_other_named(
     live, native = site(LIVE, "first"), site(NATIVE, "second")
     here = read_settings(child, str(native.folder), str(live.folder))
     assert (here["reason"], here["package"]) == ("native", str(native.package))
-    assert str(live.package) in here["shadowed"]
+    assert str(live.package) in str(here["shadowed"])
 
 
 def test_a_develop_install_is_followed(site: MakeSite, child: Child, tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_every_requirement_has_a_lower_bound_and_no_upper_one(metadata: Message)
 
 
 def test_page_on_the_registry_renders(first: Distributions) -> None:
-    command = [sys.executable, "-m", "twine", "check", "--strict", first.sdist, first.wheel]
+    files = (str(first.sdist), str(first.wheel))
+    command = [sys.executable, "-m", "twine", "check", "--strict", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

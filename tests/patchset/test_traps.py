@@ -201,7 +201,8 @@ def apply_as_its_user(tree: Path) -> subprocess.CompletedProcess[str]:
 
 def compiled_code(tree: Path, mode: py_compile.PycInvalidationMode) -> Path:
     """What root compiled in a user's tree."""
-    compiled = Path(py_compile.compile(str(tree / MANAGER), invalidation_mode=mode, doraise=True))
+    done = py_compile.compile(str(tree / MANAGER), invalidation_mode=mode, doraise=True)
+    compiled = Path(str(done))
     compiled.parent.chmod(0o755)
     return compiled
 
@@ -390,7 +391,7 @@ def digest(data: bytes) -> str:
 
 def pip(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+        [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
         + [str(argument) for argument in arguments],
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         capture_output=True,

@@ -45,7 +45,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     answers = child.ask("tests.scheduler.layouts", requests, environment={"MAMBA_RETIRE": "off"})
     found: dict[str, Any] = {}
     for request, answer in zip(requests, answers, strict=True):
-        name = Path(request["model"]).name[:-1]
+        name = Path(str(request["model"])).name[:-1]
         kind = {len(FLAGS): "", len(FLAGS) + 2: " tp"}[len(request["flags"])]
         found[name + (" mtp" if DRAFTING in request["flags"] else kind)] = answer
     return found

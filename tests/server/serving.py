@@ -222,7 +222,7 @@ class Server(Running):
     def complete(self, tokens: Sequence[int], output: int = 8) -> list[int]:
         """The generated token ids."""
         answer = self.client.completions.create(**self._request(tokens, output))
-        return list(answer.choices[0].token_ids)  # type: ignore[attr-defined]
+        return list(answer.choices[0].token_ids)
 
     def stream(self, tokens: Sequence[int], output: int = 8) -> Iterator[list[int]]:
         """The generated token ids as they come."""

@@ -25,7 +25,7 @@ class Pool:
         self.freed.extend(blocks)
 
 
-def hierarchy(own_pop: bool = True) -> tuple[type, type]:
+def hierarchy(own_pop: bool = True) -> tuple[Any, Any]:
     """Classes shaped like vLLM's: the hook is on the base, the clean-up on the base or on both."""
 
     class Base:
@@ -278,11 +278,11 @@ def test_foreign_methods_are_named_with_whose_they_are() -> None:
     assert binding.foreign_method(manager_class, names, __file__) is None
     binding.install(manager_class)
     assert binding.foreign_method(manager_class, names, __file__) is None
-    base.pop_blocks_for_free = functools.partialmethod(max)  # type: ignore[attr-defined]
+    base.pop_blocks_for_free = functools.partialmethod(max)
     assert binding.foreign_method(base, names, __file__) == (
         "pop_blocks_for_free (functools.partialmethod)"
     )
-    base.pop_blocks_for_free = functools.update_wrapper  # type: ignore[attr-defined]
+    base.pop_blocks_for_free = functools.update_wrapper
     assert binding.foreign_method(base, names, __file__) == (
         "pop_blocks_for_free (functools.update_wrapper)"
     )

@@ -123,7 +123,7 @@ def test_a_state_that_gets_its_hash_late_is_found(group: Group) -> None:
     table[1].block_hash = "hash b"
     group.pass_by("X")
     assert group.schedule(table, 3) == "AXb"
-    assert group.keeping.newest["r"].block.name == "b"  # type: ignore[union-attr]
+    assert group.keeping.newest["r"].block.name == "b"
 
 
 def test_a_block_is_looked_at_once_when_it_is_retired(group: Group) -> None:

@@ -144,14 +144,14 @@ def test_either_patch_can_be_removed_alone(
     manager = manager_class()
     two_states(manager)
     (stays,) = (patch for patch in order if patch is not off_first)
-    counters = binding.installation(manager_class, stays).counters  # type: ignore[union-attr]
+    counters = binding.installation(manager_class, stays).counters
     assert binding.uninstall(manager_class, off_first)
     assert not binding.uninstall(manager_class, off_first)
     assert [done.patch for done in binding.installations(manager_class)] == [stays]
     assert not {*off_first.attributes} & vars(manager).keys()
     manager.remove_skipped_blocks("r", 2, 1)
     assert queue(manager) == ("XA" if stays is NEWEST else "AX")
-    assert binding.installation(manager_class, stays).counters is counters  # type: ignore[union-attr]
+    assert binding.installation(manager_class, stays).counters is counters
     assert binding.uninstall(manager_class, stays)
     assert dict(vars(manager_class)) == before
 

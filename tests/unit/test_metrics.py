@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -170,7 +171,8 @@ def test_several_api_servers_show_each_process_once_whichever_answers(
 ) -> None:
     freed = "vllm_mamba_retire_states_freed_total"
     for server in servers:
-        eventually(lambda one=server: one.value(freed, pid=str(os.getpid())) == 7)
+        eventually(functools.partial(server.value, freed, pid=str(os.getpid())))
+        assert server.value(freed) == 7
         assert server.value("vllm_mamba_retire_info", verdict="patched", keep="on") == 1
     records.keep(patched(freed=9))
     eventually(lambda: servers[1].value(freed) == 9)

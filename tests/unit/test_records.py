@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -96,7 +96,7 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Callable[..., Process]:
+def process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
     def start(folder: Path = tmp_path / "records") -> Process:

@@ -149,7 +149,7 @@ class _DatesAsText(yaml.SafeLoader):
     """Leaves dates as they are written."""
 
 
-_DatesAsText.add_constructor("tag:yaml.org,2002:timestamp", _DatesAsText.construct_yaml_str)
+_DatesAsText.add_constructor("tag:yaml.org,2002:timestamp", lambda _loader, node: node.value)
 
 
 def test_the_page_on_compatibility_is_that_of_the_table(matrix: Matrix) -> None:

@@ -61,7 +61,7 @@ FIGURES = {
 
 def read(text: str) -> ServerLog:
     """What a log with this text tells."""
-    return serverlog._digest(serverlog._last_start(serverlog._sentences(text)))
+    return serverlog._digest(list(serverlog._last_start(serverlog._sentences(text))))
 
 
 def test_a_log_gives_the_figures_it_prints(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_ctrl_c_reports_what_the_tree_is(
 ):
     change = patchset.change
 
-    def interrupted(*arguments: object, **options: object) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
         if after_the_change:
             change(*arguments, **options)
         raise KeyboardInterrupt

@@ -310,7 +310,8 @@ def compile_unchecked(site: Path, text: bytes) -> Path:
     source = (site / FILE).read_bytes()
     (site / FILE).write_bytes(text)
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compiled = Path(py_compile.compile(str(site / FILE), invalidation_mode=mode, doraise=True))
+    done = py_compile.compile(str(site / FILE), invalidation_mode=mode, doraise=True)
+    compiled = Path(str(done))
     (site / FILE).write_bytes(source)
     return compiled
 

@@ -79,7 +79,7 @@ def test_any_other_text_of_a_release_that_leaks_is_a_foreign_change(
     (site / FILE).write_text(text, newline="")
     tree = read_tree(site, small)
     assert (tree.state, tree.settled) == (State.FOREIGN, False)
-    assert tree.patched is tree.released is tree.series is None
+    assert (tree.patched, tree.released, tree.series) == (None, None, None)
     assert patchset.sha256((site / FILE).read_bytes()) in tree.sentence
 
 
