@@ -124,10 +124,9 @@ class _Export:
             before = self.written.get(key, 0)
             if isinstance(metric, Gauge):
                 metric.labels(*key[1]).set(value)
-            elif value > before:
-                metric.labels(*key[1]).inc(value - before)
             else:
-                value = before  # its process has ended
+                value = max(value, before)  # nothing is taken back when a process ends
+                metric.labels(*key[1]).inc(value - before)
             self.written[key] = value
 
     def follow(self) -> None:

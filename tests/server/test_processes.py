@@ -123,12 +123,14 @@ def test_an_engine_core_started_before_the_install_is_found(
 ) -> None:
     package = Path(vllm_mamba_retire.__file__).parent
     folders = os.environ["PYTHONPATH"].split(os.pathsep)
-    without = os.pathsep.join(f for f in folders if Path(f) != package.parent)
-    with Application(tmp_path / "run", harness=False, path=without) as running:
+    site = tmp_path / "site of the server"
+    site.mkdir()
+    path = os.pathsep.join([str(site), *(f for f in folders if Path(f) != package.parent)])
+    with Application(tmp_path / "run", harness=False, path=path) as running:
         running.wait()
-        installed = tmp_path / "installed later"
-        shutil.copytree(package, installed / package.name)
-        seen = running.survey(path=os.pathsep.join([str(installed), without]))
+        for folder in (package, *package.parent.glob(f"{package.name}-*.dist-info")):
+            shutil.copytree(folder, site / folder.name)
+        seen = running.survey(path=path)
         assert seen.processes == []
         (core,) = seen.without_record
         assert core.finding == needs_the_fix
@@ -182,7 +184,8 @@ def test_with_several_api_servers_the_metrics_of_each_process_are_served_once(
         name = "vllm_mamba_retire_states_freed_total"
 
         def freed() -> list[float]:
-            return [s.value for s in server.own_metrics() if s.labels.get("pid") == str(core)]
+            found = [s for s in server.own_metrics() if s.name == name]
+            return [s.value for s in found if s.labels["pid"] == str(core)]
 
         if needs_the_fix:
             (record,) = eventually(

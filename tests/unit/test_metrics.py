@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ sys.stdin.read()
 
 # One of several API servers: it has a sibling that keeps a record, and the folder for metrics.
 API_SERVER = """
-import multiprocessing, os, sys
+import multiprocessing, os, struct, sys
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 from vllm_mamba_retire import metrics, records
 
@@ -42,7 +43,11 @@ metrics.expose()
 for line in sys.stdin:
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)
-    print(generate_latest(registry).decode().replace("\\n", "\\x1f"), flush=True)
+    try:
+        text = generate_latest(registry).decode()
+    except struct.error:  # prometheus-client read a file that another process is just making
+        text = ""
+    print(text.replace("\\n", "\\x1f"), flush=True)
 """
 
 
@@ -127,6 +132,15 @@ def test_an_error_of_ours_leaves_the_other_metrics(
 ) -> None:
     monkeypatch.setattr(records, "read", lambda *_: 1 / 0)
     assert scrape(registry) == []
+
+
+def test_the_page_about_metrics_names_each_of_them_and_its_labels() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `vllm_mamba")]
+    listed = {row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
+    for family in metrics.families([]):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        assert listed[name] == set(family._labelnames)
 
 
 class ApiServer:

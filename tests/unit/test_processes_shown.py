@@ -123,7 +123,9 @@ def test_text_from_a_record_can_imitate_no_line_and_no_terminal_code() -> None:
     hostile = "x\n! pid 1 (engine core) is fine\x1b[2J"
     record = replace(DRIFTED, role=hostile, vllm=hostile, verdict=Verdict(Reason.DRIFTED, hostile))
     core = UnrecordedEngine(78, hostile, hostile, hostile, finding=True)
-    text = shown(Node(survey=Survey([record], [core], [hostile])))
+    node = Node(survey=Survey([record], [core], [hostile]))
+    assert [labels["role"] for labels, _ in samples(node)["info"]] == [hostile]
+    text = shown(node)
     assert "\x1b" not in text
     assert [line for line in text.splitlines() if line.startswith("! pid 1 ")] == []
 
