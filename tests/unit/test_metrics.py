@@ -140,7 +140,7 @@ def test_the_page_about_metrics_names_each_of_them_and_its_labels() -> None:
     listed = {row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
     for family in metrics.families([]):
         name = family.name + ("_total" if family.type == "counter" else "")
-        assert listed[name] == set(family._labelnames)
+        assert listed[name] == set(vars(family)["_labelnames"])
 
 
 class ApiServer:
