@@ -36,11 +36,13 @@ def probe_keep(module: ModuleType, manager_class: type) -> tuple[KeepOutcome, st
     Returns:
         The outcome and what led to it. An exception out of the probed code is `WRONG`.
     """
+
+    def evicted_last(**after: bool) -> bool | None:
+        return _evicted_last(build_manager(module, _BLOCK, _POOL, manager_class), **after)
+
     try:
-        running, ended, reused = (
-            test(build_manager(module, _BLOCK, _POOL, manager_class))
-            for test in (_while_it_runs, _when_it_ends, _with_a_reused_block)
-        )
+        running, ended = evicted_last(), evicted_last(ended=True)
+        reused = evicted_last(reused=True)
     except Exception as error:
         return KeepOutcome.WRONG, f"{type(error).__name__}: {error}"
     if reused is not False:
@@ -52,48 +54,34 @@ def probe_keep(module: ModuleType, manager_class: type) -> tuple[KeepOutcome, st
     return KeepOutcome.PLAIN, "the newest state is evicted in the order of retirement"
 
 
-def _while_it_runs(manager: Any) -> bool | None:
-    """Whether the state is evicted last; None where the queue is not consistent."""
-    state, other, last = _retired_state(manager)
-    manager.block_pool.free_blocks([other])
-    _schedule(manager)
-    return _evicted_last(manager, state, held=[last])
+def _evicted_last(manager: Any, *, ended: bool = False, reused: bool = False) -> bool | None:
+    """Retire a request's first state, then free a block of another prompt.
 
+    Args:
+        manager: one without requests.
+        ended: the request ends afterwards; by default it is scheduled once more.
+        reused: the block of the state holds another state by then.
 
-def _when_it_ends(manager: Any) -> bool | None:
-    state, other, _last = _retired_state(manager)
-    manager.block_pool.free_blocks([other])
-    manager.free(_REQUEST)
-    return _evicted_last(manager, state, held=[])
-
-
-def _with_a_reused_block(manager: Any) -> bool | None:
-    state, other, last = _retired_state(manager)
-    state.reset_hash()
-    state.set_block_hash(b"another state")
-    manager.block_pool.free_blocks([other])
-    _schedule(manager)
-    return _evicted_last(manager, state, held=[last])
-
-
-def _retired_state(manager: Any) -> tuple[Any, Any, Any]:
-    """A request whose first state is retired, another's cached block, the state still needed."""
+    Returns:
+        Whether the block of the state is evicted last; None where the queue is not consistent.
+    """
     exempt(manager)
-    state, other, last = manager.block_pool.get_new_blocks(3)
+    pool = manager.block_pool
+    state, other, needed = pool.get_new_blocks(3)
     state.set_block_hash(b"state")
     other.set_block_hash(b"other")
-    manager.req_to_blocks[_REQUEST] = [state, last]
-    _schedule(manager)
-    return state, other, last
-
-
-def _schedule(manager: Any) -> None:
+    manager.req_to_blocks[_REQUEST] = [state, needed]
     manager.remove_skipped_blocks(_REQUEST, 2 * _BLOCK, _BLOCK)
-
-
-def _evicted_last(manager: Any, state: Any, held: list[Any]) -> bool | None:
-    pool = manager.block_pool
+    if reused:
+        state.reset_hash()
+        state.set_block_hash(b"another state")
+    pool.free_blocks([other])
+    if ended:
+        manager.free(_REQUEST)
+    else:
+        manager.remove_skipped_blocks(_REQUEST, 2 * _BLOCK, _BLOCK)
     free = pool.free_block_queue.get_all_free_blocks()
+    held = [] if ended else [needed]
     everything = {id(block) for block in pool.blocks if not block.is_null}
     if (
         len(free) != pool.get_num_free_blocks()

@@ -80,6 +80,6 @@ def unavailable(why: str) -> KeepVerdict:
     """The verdict where keeping was requested and is not possible."""
     return KeepVerdict(
         KeepState.UNAVAILABLE,
-        f"{why}; no state is kept, and prefix-cache hits are those of vLLM 0.30.0. "
+        f"{why}; no state is kept, and prefix-cache hits are as without it. "
         f"Unset {KEEP_VARIABLE} to silence this.",
     )

@@ -17,8 +17,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import distributions
 from pathlib import Path
 
-from .evidence import collect_evidence
-from .names import KEEP_VARIABLE, MODE_VARIABLE, read_mode
+from .evidence import Evidence, collect_evidence
+from .keep_verdict import KeepVerdict, decide_keep, unavailable
+from .names import KEEP_VARIABLE, MODE_VARIABLE, read_keep, read_mode
 from .releases import Matrix, MatrixError, Product, Row, load_matrix
 from .target import Target, distributions_in, field, find_target
 from .verdict import Reason, Verdict, decide
@@ -154,6 +155,25 @@ def obstacle(environ: Mapping[str, str], installed: Installed) -> str | None:
     if allowed is not None and PLUGIN not in allowed.split(","):
         return f"{PLUGINS_VARIABLE}={allowed} leaves this package out; add {PLUGIN}."
     return None
+
+
+def judge_keep(
+    environ: Mapping[str, str], installed: Installed, verdict: Verdict, seen: Evidence
+) -> KeepVerdict:
+    """Whether a vLLM process would keep the newest states, by the files alone.
+
+    Args:
+        environ: the environment that the process is started with.
+        installed: what its interpreter has of this package.
+        verdict: of the retirement.
+        seen: what it was decided on.
+    """
+    rule = read_keep(asked := environ.get(KEEP_VARIABLE))
+    if read_mode(environ.get(MODE_VARIABLE)) == "off":
+        verdict = decide(Evidence(seen.target, off=True))
+    elif rule != "none" and (problem := obstacle(environ, installed)) is not None:
+        return unavailable(problem.rstrip("."))
+    return decide_keep(rule, asked, verdict, seen, None)
 
 
 def find_installed(path: Sequence[str] | None = None) -> Installed:

@@ -17,7 +17,9 @@ import msgspec
 
 from .child import ChildError, answer, ask, describe
 from .evidence import Outcome
-from .names import MANAGER_MODULE, MODE_VARIABLE
+from .keep_probe import KeepOutcome
+from .keep_verdict import OFF, KeepState, KeepVerdict
+from .names import KEEP_VARIABLE, MANAGER_MODULE, MODE_VARIABLE, read_keep
 from .verdict import Reason, Verdict
 
 # A geometry in which every chunk spans two blocks; lengths in tokens.
@@ -36,6 +38,8 @@ class Observation:
         outcome: what the probe saw; None where it did not run.
         peaks: peak live states of one Mamba group, by `LAGS`; empty where nothing ran.
         problem: why nothing could be run.
+        keep: whether the newest states are kept.
+        newest: what the class does with them; None where they are not to be kept.
     """
 
     verdict: Verdict
@@ -44,6 +48,8 @@ class Observation:
     outcome: Outcome | None = None
     peaks: tuple[int, ...] = ()
     problem: str | None = None
+    keep: KeepVerdict = OFF
+    newest: KeepOutcome | None = None
 
     @property
     def bounded(self) -> bool:
@@ -72,7 +78,21 @@ class Verification:
 
     @property
     def proven(self) -> bool:
-        """Whether what was seen is what the verdict promises."""
+        """Whether what was seen is what the verdicts promise."""
+        return self.retirement_proven and self.keep_proven
+
+    @property
+    def keep_proven(self) -> bool:
+        """Whether the newest states are kept, where that was requested."""
+        state = self.patched.keep.state
+        if state is KeepState.ON:
+            seen = self.stock.newest, self.patched.newest
+            return seen == (KeepOutcome.PLAIN, KeepOutcome.KEEPS)
+        return state is KeepState.OFF
+
+    @property
+    def retirement_proven(self) -> bool:
+        """Whether states are retired as the verdict says."""
         reason = self.patched.verdict.reason
         if reason is Reason.PATCHED:
             return self.stock.leaks and self.patched.behaves
@@ -94,8 +114,10 @@ class Verification:
     def sentence(self) -> str:
         """What was proven, or what is wrong."""
         reason = self.patched.verdict.reason
-        if not self.proven:
+        if not self.retirement_proven:
             return f"not proven: {self.problem or self.patched.verdict.sentence}"
+        if not self.keep_proven:
+            return f"not proven: {self.patched.keep}"
         return {
             Reason.PATCHED: "stock keeps states before a null gap, patched retires them.",
             Reason.NATIVE: "this vLLM retires across null gaps by itself.",
@@ -152,14 +174,19 @@ def _observe(_payload: Any, _report: Callable[[Any], None]) -> Any:
 
 
 def _run(seen: Observation) -> Observation:
-    from . import activate
+    from . import activate, current
+    from .keep_probe import probe_keep
     from .probe import probe
     from .replay.manager import peak_states
 
+    module = sys.modules[MANAGER_MODULE]
     # Importing the manager has patched it already, where that is right; off gives None.
     if os.environ[MODE_VARIABLE] != "off" and (verdict := activate()) is not None:
-        seen = replace(seen, verdict=verdict)
-    result = probe(sys.modules[MANAGER_MODULE])
+        record = current()
+        seen = replace(seen, verdict=verdict, keep=record.keep if record else OFF)
+    if read_keep(os.environ.get(KEEP_VARIABLE)) != "none":
+        seen = replace(seen, newest=probe_keep(module, module.MambaManager)[0])
+    result = probe(module)
     if result.error is not None:
         raise result.error
     peaks = tuple(peak_states(BLOCK, SPEC, BUDGET, PROMPT, lag) for lag in LAGS)

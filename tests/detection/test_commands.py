@@ -54,6 +54,25 @@ def test_verify_says_that_a_latent_release_needs_no_lag(trees: Path, command: Ru
     assert "without a lag" in answer["sentence"]
 
 
+@pytest.mark.parametrize("release", [LIVE, NATIVE])
+def test_verify_shows_whether_the_newest_state_is_kept(
+    trees: Path, command: Run, release: str
+) -> None:
+    code, answer = command(str(trees / release), "verify", MAMBA_RETIRE_KEEP="newest")
+    assert (code, answer["patched"]["keep"]["state"]) == (0, "on")
+    assert (answer["stock"]["newest"], answer["patched"]["newest"]) == ("plain", "keeps")
+
+
+def test_verify_says_that_keeping_is_not_possible(trees: Path, command: Run) -> None:
+    code, answer = command(str(trees / LATENT), "verify", MAMBA_RETIRE_KEEP="newest")
+    assert (code, answer["proven"]) == (1, False)
+    assert (answer["patched"]["keep"]["state"], answer["patched"]["newest"]) == (
+        "unavailable",
+        "plain",
+    )
+    assert answer["sentence"].startswith("not proven: keep unavailable: it needs a vLLM that")
+
+
 def test_verify_proves_nothing_where_the_manager_cannot_be_imported(
     site: Callable[..., Site], command: Run
 ) -> None:

@@ -30,7 +30,7 @@ BUDGET = 2560  # tokens
 BLOCKS = 80  # room for a prompt of 40,000 tokens, not for the states that stock vLLM keeps
 PATIENCE = 600  # seconds for anything that a busy machine of two cores has to do
 ENGINE = {
-    "model": str(MODELS / "qwen3_next"),
+    "model": str(MODELS["qwen3_next"]),
     "skip_tokenizer_init": True,
     "enforce_eager": True,
     "dtype": "bfloat16",

@@ -14,10 +14,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from vllm_mamba_retire import replay
 from vllm_mamba_retire.child import ChildError, ask
 from vllm_mamba_retire.replay.sides import FIXED, Side
 
-MODELS = Path(__file__).with_name("models")
+# Configs only; the weights are made from a seed.
+MODELS = {
+    "qwen3_next": Path(replay.__file__).with_name("stand_in"),
+    "falcon_h1": Path(__file__).with_name("models") / "falcon_h1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Workload:
 
     Attributes:
         actions: what clients do.
-        model: folder below `MODELS` (config only; the weights are made from a seed).
+        model: one of `MODELS`.
         lag: steps scheduled but not yet settled; 0 is synchronous scheduling.
         budget: ``max_num_batched_tokens``.
         pool: blocks in the pool; None lets vLLM size it, which is roomy here.

@@ -183,7 +183,7 @@ def _boot(workload: Workload) -> Any:
 
     return LLMEngine.from_engine_args(
         EngineArgs(
-            model=str(MODELS / workload.model),
+            model=str(MODELS[workload.model]),
             load_format="seeded",
             skip_tokenizer_init=True,
             enforce_eager=True,

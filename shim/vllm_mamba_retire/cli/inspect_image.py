@@ -89,3 +89,4 @@ def _show(inspection: Inspection) -> None:
             console.print(f"{name:14}{one_line(value)}")
     console.print(inspection.reason, style="red" if inspection.finding else "green", end=": ")
     console.print(one_line(inspection.sentence))
+    console.print(one_line(inspection.keep))

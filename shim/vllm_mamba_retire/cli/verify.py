@@ -68,7 +68,8 @@ def _show(seen: Verification) -> None:
     stock, patched = seen.stock, seen.patched
     if patched.package is not None:
         console.print(f"vLLM {patched.vllm} at {patched.package}")
-    console.print(f"{patched.verdict.reason.value}: {patched.verdict.sentence}")
+    console.print(str(patched.verdict))
+    console.print(str(patched.keep))
     if stock.outcome or patched.outcome:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for name in ("", "stock", "patched", "at most"):
@@ -78,6 +79,8 @@ def _show(seen: Verification) -> None:
         for at, lag in enumerate(LAGS):
             peaks = [str(side.peaks[at]) if side.peaks else "-" for side in (stock, patched)]
             table.add_row(f"peak states, lag {lag}", *peaks, str(bound(lag)))
+        if stock.newest and patched.newest:
+            table.add_row("the newest state", stock.newest.value, patched.newest.value, "")
         console.print(table)
         console.print(
             f"One Mamba group, block {BLOCK}, {SPEC} speculative blocks, budget {BUDGET}, "

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vllm_mamba_retire.evidence import collect_evidence
+from vllm_mamba_retire.keep_verdict import KeepVerdict
 from vllm_mamba_retire.releases import load_matrix
-from vllm_mamba_retire.settings import Installed, find_installed, judge_files, obstacle
+from vllm_mamba_retire.settings import Installed, find_installed, judge_keep, obstacle
 from vllm_mamba_retire.target import MANAGER_FILE, Target, read_target
-from vllm_mamba_retire.verdict import Reason, Verdict
+from vllm_mamba_retire.verdict import Reason, Verdict, decide
 
 from .image import METADATA_FILES, MODULE_FILES, VLLM_FILES, Config, Root
 from .serving import Serving, find_serving
@@ -28,6 +30,7 @@ class Inspection:
         verdict: what this package says about it.
         installed: what the interpreter has of this package.
         obstacle: why the process would not patch a vLLM that needs it; None where it would.
+        keep: whether the process would keep the newest states.
     """
 
     config: Config
@@ -36,6 +39,7 @@ class Inspection:
     verdict: Verdict
     installed: Installed
     obstacle: str | None
+    keep: KeepVerdict
 
     @property
     def reason(self) -> str:
@@ -66,12 +70,13 @@ class Inspection:
 
     @property
     def finding(self) -> bool:
-        """Whether the image must not serve as it is."""
+        """Whether the image must not serve as it is, or does not do what it is set to."""
         return (
             self._undecided
             or bool(self.obstacle)
             or self.verdict.in_doubt
             or not self.serving.certain
+            or self.keep.warns
         )
 
     @property
@@ -99,6 +104,7 @@ class Inspection:
             "installed": self.installed.version,
             "reason": self.reason,
             "sentence": self.sentence,
+            "keep": {"state": self.keep.state.value, "sentence": self.keep.sentence},
         }
 
 
@@ -118,7 +124,8 @@ def inspect(config: Config, root: Root) -> Inspection:
                 (copy / file).write_bytes(data)
         ours = path[serving.site] / "vllm"
         seen = read_target(ours)
-        verdict = judge_files(seen, load_matrix())
+        evidence = collect_evidence(seen, load_matrix())
+        verdict = decide(evidence)
         installed = find_installed([str(folder) for folder in path.values()])
     # Paths as they are in the image.
     package = Path("/", serving.package)
@@ -126,7 +133,8 @@ def inspect(config: Config, root: Root) -> Inspection:
     verdict = replace(verdict, sentence=verdict.sentence.replace(str(ours), str(package)))
     leaks = verdict.reason is Reason.PATCHED
     problem = obstacle(config.environment, installed) if leaks else None
-    return Inspection(config, serving, target, verdict, installed, problem)
+    keep = judge_keep(config.environment, installed, verdict, evidence)
+    return Inspection(config, serving, target, verdict, installed, problem, keep)
 
 
 def _files(root: Root, folder: str) -> Iterator[tuple[str, bytes]]:

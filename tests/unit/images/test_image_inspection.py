@@ -132,3 +132,43 @@ def test_foreign_architecture_is_named(docker: Docker) -> None:
     assert inspected(docker, entries)[1]["architecture"] == "arm64"
     code, data = docker.inspected("--architecture=amd64")
     assert (code, data["error"]) == (2, "vllm:test is for arm64, not for amd64")
+
+
+NATIVE = {**PYTHON, **native(), **own(site=LOCAL)}
+
+
+@pytest.mark.parametrize(
+    ("entries", "environment", "state", "told"),
+    [
+        (PATCHED, [], "off", "MAMBA_RETIRE_KEEP is not set"),
+        (PATCHED, ["MAMBA_RETIRE_KEEP=newest"], "on", "of a running request is evicted last"),
+        (NATIVE, ["MAMBA_RETIRE_KEEP=Prompt"], "on", "of the prompt of a running request"),
+        (NATIVE, ["MAMBA_RETIRE_KEEP=all"], "unavailable", "MAMBA_RETIRE_KEEP=all is none of"),
+        (NATIVE, ["MAMBA_RETIRE_KEEP=newest", "MAMBA_RETIRE=off"], "off", "MAMBA_RETIRE=off"),
+        (
+            NATIVE,
+            ["MAMBA_RETIRE_KEEP=newest", "VLLM_PLUGINS=lora"],
+            "unavailable",
+            "add mamba_retire; no state is kept",
+        ),
+        (
+            without(NATIVE, "vllm_mamba_retire-"),
+            ["MAMBA_RETIRE_KEEP=newest"],
+            "unavailable",
+            "is not installed beside vLLM",
+        ),
+    ],
+)
+def test_whether_states_will_be_kept(
+    docker: Docker, entries: Entries, environment: list[str], state: str, told: str
+) -> None:
+    code, data = inspected(docker, entries, *environment)
+    assert (code, data["keep"]["state"]) == (int(state == "unavailable"), state)
+    assert told in data["keep"]["sentence"]
+
+
+def test_keeping_needs_methods_of_a_known_release(docker: Docker) -> None:
+    changed = {**PATCHED, **vllm(source=SOURCE + b"    # changed\n")}
+    _, data = inspected(docker, changed, "MAMBA_RETIRE_KEEP=newest")
+    assert (data["reason"], data["keep"]["state"]) == ("drifted", "unavailable")
+    assert "(drifted here)" in data["keep"]["sentence"]
