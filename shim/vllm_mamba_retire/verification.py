@@ -138,13 +138,17 @@ def verify() -> Verification:
     return Verification(stock=look("off"), patched=look("auto"))
 
 
-def look(mode: str) -> Observation:
-    """Run one side in a child process with this ``MAMBA_RETIRE``.
+def look(mode: str, keep: str | None = None) -> Observation:
+    """Run one side in a child process.
 
-    The verdict of the side that is off is the one that would have been.
+    Args:
+        mode: its ``MAMBA_RETIRE``. The verdict of a side that is off is the one that would have
+            been.
+        keep: its ``MAMBA_RETIRE_KEEP``; by default that of this process.
     """
+    environment = {MODE_VARIABLE: mode} | ({KEEP_VARIABLE: keep} if keep else {})
     try:
-        data = ask(__name__, environment={MODE_VARIABLE: mode})
+        data = ask(__name__, environment=environment)
     except ChildError as error:
         return Observation(Verdict(Reason.FAILED, str(error)), problem=str(error))
     return msgspec.convert(data, Observation)

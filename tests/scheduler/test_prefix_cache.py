@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from vllm_mamba_retire.plan.bounds import Geometry
 from vllm_mamba_retire.releases import Status
-from vllm_mamba_retire.replay.sides import Comparison
+from vllm_mamba_retire.replay.scenario import Arrival, Scenario
+from vllm_mamba_retire.replay.sides import FIXED, KEPT, Comparison, compare
 
 Replays = dict[str, list[Comparison]]
 
@@ -37,3 +39,25 @@ def test_the_next_turn_finds_the_state_that_the_fix_alone_loses(replays: Replays
         (replayed,) = replays[name]
         assert replayed.fixed.hit_tokens == 0
         assert replayed.kept.hit_tokens == 100_352
+
+
+def test_the_number_of_prompts_that_evict_a_state_is_the_one_that_plan_tells() -> None:
+    prompt, pool = 40_000, 240
+    told = Geometry(1568, 4096, groups=3).prompts_until_evicted(pool, prompt)
+    assert told > 2
+    for passing, found in ((told - 1, True), (told, False)):
+        others = (
+            Arrival(f"p{n}", prompt, after=f"p{n - 1}" if n else None, at=30)
+            for n in range(passing)
+        )
+        turns = Arrival("a", prompt, 500), Arrival("b", prompt + 2000, text="a", after="a")
+        scenario = Scenario(
+            f"{passing} pass",
+            *(1568, 4096, (turns[0], *others, turns[1])),
+            groups=3,
+            pool=pool,
+            retention_interval="dense",
+        )
+        (replayed,) = compare([scenario], (FIXED, KEPT))
+        assert (replayed.fixed.hits["b"] > 0) is found
+        assert replayed.kept.hits["b"] > 0

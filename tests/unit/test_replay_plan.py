@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from vllm_mamba_retire.cli import app
 from vllm_mamba_retire.plan.deployment import Deployment, settle
-from vllm_mamba_retire.plan.planner import Replayed, judge, plan, status_of
+from vllm_mamba_retire.plan.planner import Replayed, judge, keep_advice, plan, status_of
 from vllm_mamba_retire.releases import Status, load_matrix
 
 FIELD = {
@@ -336,3 +336,34 @@ def test_the_same_plan_draws_the_same_file(tmp_path: Path) -> None:
         _plan(*given, "--chart", str(chart))
         drawn.append(chart.read_bytes())
     assert drawn[0] == drawn[1]
+
+
+def test_when_keeping_the_newest_state_helps_is_counted_from_the_pool() -> None:
+    """As tests/cases/next_turn.yaml: 65 + 3 x 3 blocks are held, and each prompt takes 65 + 3 x 33."""
+    server = _deployment(pool=240, prompt=100_400)
+    for status in (Status.LIVE, Status.NATIVE):
+        advice = keep_advice(server, status)
+        assert advice is not None
+        assert "2 other prompts of 100,400 tokens" in advice
+        assert "MAMBA_RETIRE_KEEP=newest" in advice
+    assert "1 other prompt of" in (keep_advice(server.replace(pool=200), Status.LIVE) or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, Status.LATENT),
+        ({}, None),
+        ({"mode": "none"}, Status.LIVE),
+        ({"pool": None}, Status.LIVE),
+        ({"groups": None}, Status.LIVE),
+        ({"block": None}, Status.LIVE),
+        ({"prompt": 1568}, Status.LIVE),
+        ({"pool": 75}, Status.LIVE),
+    ],
+)
+def test_where_nothing_is_kept_or_counted_there_is_no_advice(
+    changes: dict[str, Any], status: Status | None
+) -> None:
+    server = _deployment(**{"pool": 240, "prompt": 100_400, **changes})
+    assert keep_advice(server, status) is None

@@ -10,9 +10,10 @@ import json
 from collections.abc import Sequence
 
 from vllm_mamba_retire.child import ChildError
+from vllm_mamba_retire.names import KEEP_VARIABLE
 from vllm_mamba_retire.replay.runs import Run
 from vllm_mamba_retire.replay.scenario import Arrival, Scenario
-from vllm_mamba_retire.replay.sides import SIDES, Side, replay_all
+from vllm_mamba_retire.replay.sides import FIXED, KEPT, SIDES, Side, compare, replay_all
 from vllm_mamba_retire.verdict import Reason
 from vllm_mamba_retire.verification import BLOCK, BUDGET, LAGS, PROMPT, SPEC, Observation, look
 
@@ -27,22 +28,53 @@ _SCHEDULER = (
     f"scheduler replay, peak: block {_CHUNK_BLOCK}, budget {_CHUNK_BUDGET}, {_TOKENS} tokens, "
     f"{{spec}} spec, lag {'/'.join(map(str, _LAGS))}"
 )
+_RULE = KEPT.environment[KEEP_VARIABLE]
+# Four prompts pass while a conversation's answer is generated; then comes its next turn.
+_CONVERSATION = Scenario(
+    "next turn",
+    block=_CHUNK_BLOCK,
+    budget=_CHUNK_BUDGET,
+    arrivals=(
+        Arrival("first", 20_000, 60),
+        *(Arrival(f"p{n}", 20_000, after=f"p{n - 1}" if n else None, at=10) for n in range(4)),
+        Arrival("next", 22_000, after="first", text="first"),
+    ),
+    pool=50,
+    retention_interval="dense",
+)
+_HITS = (
+    f"keep replay, hits: block {_CHUNK_BLOCK}, budget {_CHUNK_BUDGET}, next turn after 20000 "
+    f"tokens, pool {_CONVERSATION.pool}, lag 1"
+)
 
 
 def main() -> None:
-    stock = look("off")
-    if stock.verdict.reason is Reason.ABSENT:
+    stock = look("off", _RULE)
+    reason = stock.verdict.reason
+    if reason is Reason.ABSENT:
         return _answer([("configuration", "no mamba_cache_mode")])
-    sides = [stock]
-    if stock.verdict.reason is Reason.PATCHED:  # it is live: what the patch makes of it
-        sides.append(look("auto"))
+    kept = look("auto", _RULE) if reason in (Reason.PATCHED, Reason.NATIVE) else None
+    # It is live: what the patch makes of it.
+    sides = [stock, kept] if kept and reason is Reason.PATCHED else [stock]
     return _answer(
         [
             ("probe", _told([_probed(side) for side in sides])),
             (_MANAGER, _told(["/".join(map(str, side.peaks)) or _probed(side) for side in sides])),
             *scheduler(SIDES[: len(sides)]),
+            *(_keep(stock, kept) if kept else ()),
         ]
     )
+
+
+def _keep(stock: Observation, kept: Observation) -> list[tuple[str, str]]:
+    """Whether the newest state can be kept: the probe, and hits of a conversation's next turn."""
+    probed = [side.newest.value if side.newest else _probed(side) for side in (stock, kept)]
+    try:
+        (replayed,) = compare([_CONVERSATION], (FIXED, KEPT))
+        hits = f"fixed {replayed.fixed.hit_tokens}, kept {replayed.kept.hit_tokens}"
+    except ChildError as error:
+        hits = f"{DOES_NOT_RUN} ({_reason(error.log)})"
+    return [("keep probe", "stock {}, kept {}".format(*probed)), (_HITS, hits)]
 
 
 def _probed(seen: Observation) -> str:

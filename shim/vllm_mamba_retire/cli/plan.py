@@ -118,6 +118,8 @@ def plan(
         replayed = _replayed(deployment, requests) if with_replay else None
         answer = planner.plan(deployment, status, replayed, requests)
         hints = list(known_bugs.hints(deployment, answer.affected, preemptions))
+        if (advice := planner.keep_advice(deployment, status)) is not None:
+            hints.append(advice)
         if chart is not None:
             from vllm_mamba_retire.plan.charts import draw_growth
 

@@ -113,5 +113,16 @@ class Geometry:
         """Requests of `tokens` that fit into `pool` blocks at their worst moment all together."""
         return (pool - 1) // self.request_blocks(tokens, self._states(tokens, fixed))
 
+    def prompts_until_evicted(self, pool: int, tokens: int) -> int:
+        """Prompts of `tokens`, one after the other, that evict a state which a request of the same
+        length left in the free queue, while it decodes; with the fix.
+
+        Each takes a block per block of text and attention group, and a state per chunk and Mamba
+        group, from the front of the queue; those it gives back go behind the state.
+        """
+        held = self.request_blocks(tokens, self.fixed_states(tokens))
+        taken = self.request_blocks(tokens, ceil_div(tokens, self.stride))
+        return ceil_div(pool - 1 - held, taken)
+
     def _states(self, tokens: int, fixed: bool) -> int:
         return self.fixed_states(tokens) if fixed else self.stock_states(tokens)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from packaging.version import Version
 
+from vllm_mamba_retire.names import KEEP_VARIABLE
 from vllm_mamba_retire.releases import Matrix, Status
 from vllm_mamba_retire.replay.scenario import InputError
 
@@ -231,6 +232,33 @@ def _side(
         concurrency=geometry.concurrency(pool, longest, fixed=fixed) if pool and grouped else None,
         rollbacks=replayed.rollbacks if replayed else None,
         redone=replayed.redone if replayed else None,
+    )
+
+
+def keep_advice(deployment: Deployment, status: Status | None) -> str | None:
+    """When keeping the newest states gives conversations their hits back, in one sentence.
+
+    Args:
+        deployment: the server.
+        status: what its release does; None where that is not known.
+
+    Returns:
+        None where nothing is cached or kept, the pool is not known, or it holds one request.
+    """
+    pool, prompt = deployment.pool, deployment.prompt
+    if status not in (Status.LIVE, Status.NATIVE) or not deployment.align:
+        return None
+    if deployment.missing or not deployment.grouped or pool is None or prompt is None:
+        return None
+    geometry = deployment.geometry
+    prompts = geometry.prompts_until_evicted(pool, prompt)
+    if prompt <= geometry.block or prompts < 1:
+        return None
+    return (
+        f"Conversations: with the fix, {prompts} other "
+        f"{'prompt' if prompts == 1 else 'prompts'} of {prompt:,} tokens, computed while a "
+        "conversation of that length decodes, evict its newest state, and its next turn finds "
+        f"nothing in the prefix cache; {KEEP_VARIABLE}=newest evicts that state last."
     )
 
 
