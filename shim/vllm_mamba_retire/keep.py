@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Block(Protocol):
@@ -23,9 +23,11 @@ class Block(Protocol):
 
     Attributes:
         ref_cnt: tables that refer to it; a block without any is in the free queue.
+        is_null: whether it is the null block.
     """
 
     ref_cnt: int
+    is_null: bool
 
     @property
     def block_hash(self) -> object | None:
@@ -33,7 +35,13 @@ class Block(Protocol):
 
 
 class FreeQueue(Protocol):
-    """What is needed of the pool's queue of free blocks; its first block is evicted first."""
+    """What is needed of the pool's queue of free blocks; its first block is evicted first.
+
+    Attributes:
+        fake_free_list_tail: stands behind the last block, which is its ``prev_free_block``.
+    """
+
+    fake_free_list_tail: Any
 
     def remove(self, block: Block) -> None:
         """Take a block out, wherever it is."""
@@ -65,15 +73,35 @@ class Newest:
 
     Attributes:
         table: the block table it was found in.
+        next_look: settled tokens from which on the table may hold a newer state.
         looked_at: leading blocks of the table that need no second look.
         block: the block that holds the state; None before one is found.
         block_hash: its hash when it was found. With another hash it holds another state.
+        turn: `Order.turn` when it was moved.
     """
 
     table: Sequence[Block]
+    next_look: int
     looked_at: int = 0
     block: Block | None = None
     block_hash: object | None = None
+    turn: int = -1
+
+
+@dataclass(slots=True)
+class Order:
+    """The end of the free queue as the last call left it.
+
+    While nothing else is freed, the states of the running requests stay the last ones, and moving
+    each of them again would change nothing.
+
+    Attributes:
+        last: the block that was moved last.
+        turn: number that changes when another block is found behind `last`.
+    """
+
+    last: Block | None = None
+    turn: int = 0
 
 
 @dataclass(slots=True)
@@ -83,18 +111,20 @@ class Keeping:
     Attributes:
         block: block size, in tokens.
         counters: added to; shared by the managers of a process.
+        order: of the free queue; shared by the managers that use it.
         prompt_only: keep the newest state of the prompt, though the answer has newer ones.
         newest: request id -> its newest cached state.
     """
 
     block: int
     counters: KeepCounters
+    order: Order = field(default_factory=Order)
     prompt_only: bool = False
     newest: dict[str, Newest] = field(default_factory=dict)
 
     def note(
         self, request_id: str, table: Sequence[Block], settled: int, prompt: int | None
-    ) -> None:
+    ) -> Newest:
         """Look for a newer state in a request's table, before its states are retired.
 
         Args:
@@ -102,23 +132,32 @@ class Keeping:
             table: its block table.
             settled: tokens that are computed and settled.
             prompt: tokens of its prompt, if known.
+
+        Returns:
+            What is known of the request now, for `refresh`.
         """
         found = self.newest.get(request_id)
         # A table that was replaced without passing through `take` is another one's.
         if found is None or found.table is not table:
-            found = self.newest[request_id] = Newest(table)
+            found = self.newest[request_id] = Newest(table, self.block)
         if self.prompt_only and prompt is not None:
             settled = min(settled, prompt)
+        if settled < found.next_look or not table:
+            return found
         end = min(settled // self.block, len(table))
         for index in range(end - 1, found.looked_at - 1, -1):
             block = table[index]
             if block.block_hash is not None:
-                found.block, found.block_hash = block, block.block_hash
+                found.block, found.block_hash, found.turn = block, block.block_hash, -1
                 break
         # The last block is not retired yet if the tokens end with it; it may get its hash later.
-        found.looked_at = max(found.looked_at, end - 1)
+        last = table[end - 1]
+        certain = last.is_null or last.block_hash is not None
+        found.looked_at = max(found.looked_at, end if certain else end - 1)
+        found.next_look = (found.looked_at + 1) * self.block
+        return found
 
-    def refresh(self, request_id: str, settled: int, prompt: int | None, queue: FreeQueue) -> None:
+    def refresh(self, found: Newest, settled: int, prompt: int | None, queue: FreeQueue) -> None:
         """Move a request's newest state to the end of the free queue, if it is in there.
 
         While the prompt is computed each chunk leaves a newer state there, and moving the older
@@ -126,11 +165,17 @@ class Keeping:
         """
         if prompt is not None and settled < prompt:
             return
-        block = self._still_cached(self.newest.get(request_id))
+        order = self.order
+        if queue.fake_free_list_tail.prev_free_block is not order.last:
+            order.turn += 1
+        elif found.turn == order.turn:
+            return
+        block = self._still_cached(found)
         if block is not None and block.ref_cnt == 0:
             queue.remove(block)
             queue.append(block)
             self.counters.states_refreshed += 1
+            order.last, found.turn = block, order.turn
 
     def take(self, request_id: str, queue: FreeQueue) -> Block | None:
         """End a request: take its newest state out of the free queue, referred to once.
@@ -147,6 +192,7 @@ class Keeping:
             return None
         queue.remove(block)
         block.ref_cnt = 1
+        self.order.last = None  # it may be freed as the last one again, behind others
         return block
 
     def _still_cached(self, found: Newest | None) -> Block | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from weakref import ref
 
 from .binding import POP_BLOCKS, Installation, Patch, replaced
-from .keep import KeepCounters, Keeping
+from .keep import KeepCounters, Keeping, Order
 
 REMOVE_SKIPPED: Final = "remove_skipped_blocks"
 _STATE: Final = "_mamba_keeping"
@@ -21,18 +21,15 @@ _QUEUE_MODULE: Final = "vllm.v1.core.kv_cache_utils"
 _logger = logging.getLogger("vllm.mamba_retire")
 
 
-def _keeping(manager: Any, installed: Installation) -> Keeping | None:
-    """The manager's state, made on first use; None where this manager cannot keep anything."""
-    try:
-        found: Keeping | None = manager._mamba_keeping
-    except AttributeError:
-        found = _start(manager, installed)
-        setattr(manager, _STATE, found)
-        installed.managers.append(ref(manager))
+def _start(manager: Any, installed: Installation) -> Keeping | None:
+    """Make the manager's state; None where this manager cannot keep anything."""
+    found = _state(manager, installed)
+    setattr(manager, _STATE, found)
+    installed.managers.append(ref(manager))
     return found
 
 
-def _start(manager: Any, installed: Installation) -> Keeping | None:
+def _state(manager: Any, installed: Installation) -> Keeping | None:
     if manager.mamba_cache_mode != "align":
         return None
     queue = type(getattr(manager.block_pool, "free_block_queue", None))
@@ -44,7 +41,10 @@ def _start(manager: Any, installed: Installation) -> Keeping | None:
             queue.__qualname__,
         )
         return None
-    return Keeping(manager.block_size, installed.counters, installed.patch is PROMPT)
+    beside = (found() for found in installed.managers)
+    on_pool = (other for other in beside if other and other.block_pool is manager.block_pool)
+    order = next((other._mamba_keeping.order for other in on_pool if other._mamba_keeping), Order())
+    return Keeping(manager.block_size, installed.counters, order, installed.patch is PROMPT)
 
 
 def _give_up(manager: Any, error: Exception) -> None:
@@ -67,21 +67,27 @@ def _remove_skipped(manager_class: type, installed: Installation) -> Callable[..
         processed_computed_tokens: int,
         num_prompt_tokens: int | None = None,
     ) -> None:
-        tokens = (processed_computed_tokens, num_prompt_tokens)
-        keeping = _keeping(self, installed)
+        try:
+            keeping = self._mamba_keeping
+        except AttributeError:
+            keeping = _start(self, installed)
         # Retirement also frees a state by a rule of its own ("two steps ago"), past
         # `_remove_blocks_in_range`: only around the whole of it is every state seen.
         table = self.req_to_blocks.get(request_id) if keeping else None
-        if keeping is None or table is None:
-            remove(self, request_id, *tokens)
+        if table is None:
+            remove(self, request_id, processed_computed_tokens, num_prompt_tokens)
             return
+        found = None
         try:
-            keeping.note(request_id, table, *tokens)
+            found = keeping.note(request_id, table, processed_computed_tokens, num_prompt_tokens)
         except Exception as error:
             _give_up(self, error)
-        remove(self, request_id, *tokens)
+        remove(self, request_id, processed_computed_tokens, num_prompt_tokens)
+        if found is None:
+            return
         try:
-            keeping.refresh(request_id, *tokens, self.block_pool.free_block_queue)
+            queue = self.block_pool.free_block_queue
+            keeping.refresh(found, processed_computed_tokens, num_prompt_tokens, queue)
         except Exception as error:
             _give_up(self, error)
 
@@ -93,7 +99,8 @@ def _pop_blocks(manager_class: type, installed: Installation) -> Callable[..., A
 
     def pop_blocks_for_free(self: Any, request_id: str) -> Any:
         blocks = pop(self, request_id)
-        keeping = _keeping(self, installed)
+        # A manager that was never scheduled has kept nothing.
+        keeping = getattr(self, _STATE, None)
         if keeping is None:
             return blocks
         try:

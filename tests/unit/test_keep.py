@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vllm_mamba_retire.keep import KeepCounters, Keeping
+from vllm_mamba_retire.keep import KeepCounters, Keeping, Newest
 
 
 @dataclass(eq=False)
@@ -18,6 +19,10 @@ class State:
     name: str
     block_hash: str | None = None
     ref_cnt: int = 1
+
+    @property
+    def is_null(self) -> bool:
+        return self.name == "-"
 
 
 @dataclass
@@ -30,6 +35,10 @@ class Queue:
     def append(self, block: Any) -> None:
         assert block not in self.blocks
         self.blocks.append(block)
+
+    @property
+    def fake_free_list_tail(self) -> Any:
+        return SimpleNamespace(prev_free_block=self.blocks[-1] if self.blocks else None)
 
     def __str__(self) -> str:
         return "".join(block.name for block in self.blocks)
@@ -61,11 +70,14 @@ class Group:
 
         A block holds one token.
         """
-        self.keeping.note(name, table, settled, prompt)
+        found = self.keeping.note(name, table, settled, prompt)
         for index in range(min(settled, len(table)) - 1):
             self.free(table, index)
-        self.keeping.refresh(name, settled, prompt, self.queue)
+        self.refresh(found, settled, prompt)
         return str(self.queue)
+
+    def refresh(self, found: Newest, settled: int = 9, prompt: int | None = None) -> None:
+        self.keeping.refresh(found, settled, prompt, self.queue)
 
     def free(self, table: list[Any], index: int) -> None:
         if table[index] is not NULL:
@@ -134,13 +146,70 @@ def test_a_block_is_looked_at_once_when_it_is_retired(group: Group) -> None:
             looks.append(place)
             return super().__getitem__(place)
 
-    table = Table(group.table("-----"))
+    table = Table(group.table("-----ab"))
     group.keeping.note("r", table, 3, None)
-    assert looks == [2, 1, 0]
-    group.keeping.note("r", table, 5, None)
-    assert looks == [2, 1, 0, 4, 3, 2]
-    group.keeping.note("r", table, 5, None)
-    assert looks[6:] == [4]
+    assert looks == [2, 1, 0, 2]
+    group.keeping.note("r", table, 3, None)
+    group.keeping.note("r", table, 2, None)
+    assert looks[4:] == []
+    group.keeping.note("r", table, 6, None)
+    assert looks[4:] == [5, 4, 3, 5]
+    group.keeping.note("r", table, 6, None)
+    assert looks[8:] == [5, 5]
+    table[5].block_hash = "late"
+    group.keeping.note("r", table, 6, None)
+    del looks[:]
+    group.keeping.note("r", table, 6, None)
+    assert looks == []
+
+
+def test_while_nothing_is_freed_behind_them_states_do_not_move(group: Group) -> None:
+    tables = {name: group.table(text) for name, text in (("r", "Ab"), ("s", "Cd"))}
+    for _ in range(3):
+        for name, table in tables.items():
+            group.schedule(table, 2, name)
+    assert str(group.queue) == "CA"
+    assert group.counters.states_refreshed == 3
+    group.pass_by("X")
+    assert group.schedule(tables["s"], 2, "s") == "AXC"
+    assert group.schedule(tables["r"], 2, "r") == "XCA"
+    assert group.schedule(tables["s"], 2, "s") == "XCA"
+    group.evict()
+    assert group.schedule(tables["r"], 2, "r") == "CA"
+    assert group.counters.states_refreshed == 5
+
+
+def test_states_move_again_after_a_request_has_ended_behind_them(group: Group) -> None:
+    tables = {name: group.table(text) for name, text in (("r", "Ab"), ("s", "Cd"))}
+    for name, table in (*tables.items(), *tables.items()):
+        group.schedule(table, 2, name)
+    group.schedule(tables["s"], 2, "s")
+    state = group.keeping.take("r", group.queue)
+    assert isinstance(state, State)
+    group.pass_by("b")
+    group.queue.append(state)
+    assert str(group.queue) == "CbA"
+    assert group.schedule(tables["s"], 2, "s") == "bAC"
+
+
+def test_a_newer_state_moves_at_once(group: Group) -> None:
+    table = group.table("AbCd")
+    group.schedule(table, 2)
+    assert group.schedule(table, 4) == "AbC"
+    group.pass_by("X")
+    assert group.schedule(table, 4) == "AbXC"
+
+
+def test_a_state_that_came_back_from_a_table_moves_again(group: Group) -> None:
+    tables = {name: group.table(text) for name, text in (("r", "Ab"), ("s", "Cd"))}
+    for name, table in tables.items():
+        group.schedule(table, 2, name)
+    assert str(group.queue) == "AC"
+    state = group.queue.blocks.pop()  # hit and given back, in front of another prompt's block
+    group.queue.append(state)
+    group.pass_by("X")
+    assert group.schedule(tables["r"], 2, "r") == "CXA"
+    assert group.schedule(tables["s"], 2, "s") == "XAC"
 
 
 def test_a_range_past_the_table_ends_with_it(group: Group) -> None:
@@ -196,9 +265,7 @@ def test_the_state_goes_back_with_the_blocks_of_its_request(group: Group) -> Non
 
 def test_a_request_without_a_state_ends(group: Group) -> None:
     assert group.keeping.take("r", group.queue) is None
-    group.keeping.note("r", group.table("ab"), 2, None)
-    group.keeping.refresh("r", 9, None, group.queue)
-    group.keeping.refresh("unknown", 9, None, group.queue)
+    group.refresh(group.keeping.note("r", group.table("ab"), 2, None))
     assert group.keeping.take("r", group.queue) is None
     assert group.counters == KeepCounters()
 
@@ -209,8 +276,7 @@ def test_a_table_that_was_replaced_starts_again(group: Group) -> None:
     table = group.table("C-")
     group.keeping.note("r", table, 1, None)
     assert group.keeping.newest["r"].block is table[0]
-    group.keeping.note("r", group.table("d"), 0, None)
-    group.keeping.refresh("r", 9, None, group.queue)
+    group.refresh(group.keeping.note("r", group.table("d"), 0, None))
     assert str(group.queue) == "AX"
 
 
@@ -219,16 +285,16 @@ def test_two_requests_may_share_a_state(group: Group) -> None:
     shared = one[0]
     other = [shared, State("c")]
     shared.ref_cnt = 2
-    group.keeping.note("one", one, 2, None)
-    group.keeping.note("other", other, 2, None)
+    first = group.keeping.note("one", one, 2, None)
+    second = group.keeping.note("other", other, 2, None)
     shared.ref_cnt, one[0], other[0] = 0, NULL, NULL
     group.queue.append(shared)
     group.pass_by("X")
-    group.keeping.refresh("one", 9, None, group.queue)
-    group.keeping.refresh("other", 9, None, group.queue)
+    group.refresh(first)
+    group.refresh(second)
     assert str(group.queue) == "XA"
     assert group.keeping.take("one", group.queue) is shared
-    group.keeping.refresh("other", 9, None, group.queue)  # held until it is freed
+    group.refresh(second)  # held until it is freed
     assert group.keeping.take("other", group.queue) is None
     assert (shared.ref_cnt, str(group.queue)) == (1, "X")
 
@@ -301,7 +367,9 @@ class Requests(RuleBasedStateMachine):
         self.group.schedule(table, settled, name)
         last = self.expected[name]
         if last is not None and last.ref_cnt == 0:
-            assert self.group.queue.blocks[-1] is last
+            queue = self.group.queue.blocks
+            behind = queue[queue.index(last) + 1 :]
+            assert all(block in self.expected.values() for block in behind)
 
     @rule()
     def evict(self) -> None:

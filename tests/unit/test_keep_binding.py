@@ -39,6 +39,10 @@ class Queue:
     def append(self, block: Block) -> None:
         self.blocks.append(block)
 
+    @property
+    def fake_free_list_tail(self) -> Any:
+        return SimpleNamespace(prev_free_block=self.blocks[-1] if self.blocks else None)
+
 
 class Pool:
     def __init__(self) -> None:
@@ -165,6 +169,16 @@ def test_under_another_wrapper_neither_is_removed(manager_class: Any, off: Patch
     with pytest.raises(binding.BindingError, match="remove_skipped_blocks was replaced"):
         binding.uninstall(manager_class, off)
     assert dict(vars(manager_class)) == before
+
+
+def test_groups_on_one_pool_know_of_each_others_states(manager_class: Any) -> None:
+    binding.install(manager_class, NEWEST)
+    one, other, elsewhere = (manager_class() for _ in range(3))
+    other.block_pool = one.block_pool
+    for manager in (one, other, elsewhere):
+        two_states(manager)
+    assert one._mamba_keeping.order is other._mamba_keeping.order
+    assert one._mamba_keeping.order is not elsewhere._mamba_keeping.order
 
 
 def test_other_cache_modes_keep_nothing(manager_class: Any) -> None:

@@ -339,7 +339,7 @@ def test_the_same_plan_draws_the_same_file(tmp_path: Path) -> None:
 
 
 def test_when_keeping_the_newest_state_helps_is_counted_from_the_pool() -> None:
-    """As tests/cases/next_turn.yaml: 65 + 3 x 3 blocks are held, and each prompt takes 65 + 3 x 33."""
+    """65 + 3 x 3 blocks are held, 165 of 239 are free, a prompt takes 65 + 3 x 33 of them."""
     server = _deployment(pool=240, prompt=100_400)
     for status in (Status.LIVE, Status.NATIVE):
         advice = keep_advice(server, status)
