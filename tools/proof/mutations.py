@@ -31,7 +31,7 @@ class Mutant:
     """A changed source text.
 
     Attributes:
-        name: what was changed where, for people.
+        name: what was changed, in which function and line of code: an edit elsewhere leaves it.
         source: the whole text.
     """
 
@@ -42,14 +42,16 @@ class Mutant:
 def mutants(source: str, lines: Container[int] | None = None) -> Iterator[Mutant]:
     """All mutants of the functions and methods of a module, or of those `lines` of it."""
     tree = ast.parse(source)
+    code = ["", *map(str.strip, source.splitlines())]
     for function in _functions(tree):
         for node in ast.walk(function):
             for label, about, replacement in _changes(node):
-                if lines is not None and getattr(about, "lineno", 0) not in lines:
+                line = getattr(about, "lineno", 0)
+                if lines is not None and line not in lines:
                     continue
                 changed = _replace(source, node, replacement)
-                name = f"{function.name}:{getattr(about, 'lineno', 0)} {label}"
-                yield Mutant(f"{name}: {ast.unparse(about)[:70]}", changed)
+                name = f"{function.name} {label}: {ast.unparse(about)[:70]}"
+                yield Mutant(f"{name} in: {code[line]}", changed)
 
 
 def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
