@@ -11,7 +11,7 @@ from packaging.version import Version
 from tools.engine.harness import EngineRun, Workload, run
 
 from tests.engine.workloads import Measure
-from vllm_mamba_retire.replay.sides import FIXED, STOCK, Side
+from vllm_mamba_retire.replay.sides import FIXED, KEPT, STOCK, Side
 
 NATIVE = "0.30.0"  # the first release that carries the fix
 _SPARSE = Version("0.29")  # from here on a prompt leaves no checkpoints for hits unless asked to
@@ -33,6 +33,12 @@ def stock() -> Measure:
 def patched() -> Measure:
     """The release with this package, which leaves releases that carry the fix alone."""
     return lambda workload: _measured(workload, FIXED)
+
+
+@pytest.fixture(scope="session")
+def kept() -> Measure:
+    """The release with this package and the newest states kept."""
+    return lambda workload: _measured(workload, KEPT)
 
 
 @pytest.fixture(scope="session")

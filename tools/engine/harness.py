@@ -123,6 +123,7 @@ class EngineRun:
         vllm: vLLM's version.
         verdict: reason code of this package in that process, or ``off``.
         freed_beyond_stock: states freed that stock vLLM would have kept.
+        refreshed: times that a state was moved to the end of the free queue.
         cache_mode: ``mamba_cache_mode`` in effect; vLLM may change the one asked for.
         block: Mamba block size, in tokens.
         groups: Mamba groups that share the pool.
@@ -137,6 +138,7 @@ class EngineRun:
     vllm: str
     verdict: str
     freed_beyond_stock: int
+    refreshed: int
     cache_mode: str
     block: int
     groups: int

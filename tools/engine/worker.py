@@ -148,11 +148,13 @@ class EngineProcess:
 
         record = current()
         counters = record.counters if record else None
+        keeping = record.keep_counters if record else None
         pool = self.cache.block_pool
         return EngineRun(
             vllm=vllm.__version__,
             verdict=record.reason if record else "off",
             freed_beyond_stock=counters.states_stock_would_keep if counters else 0,
+            refreshed=keeping.states_refreshed if keeping else 0,
             cache_mode=self.mamba[0].mamba_cache_mode,
             block=self.mamba[0].block_size,
             groups=len(self.mamba),

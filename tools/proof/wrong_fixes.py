@@ -70,7 +70,7 @@ WRONG_FIXES = (
     WrongFix(
         "no watermark at all",
         "retirement",
-        "max(first_block, self.watermarks.get(request_id, 0))",
-        "first_block",
+        "max(first_block, self.watermarks.get(request_id, 0) if same else 0)",
+        "max(first_block, 0)",
     ),
 )
