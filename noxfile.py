@@ -218,6 +218,8 @@ def bench(run: Run) -> None:
     """What a retirement (stock, patched, native), a replay and a scrape of the metrics cost."""
     stock, native = provision.releases(ENGINE, NATIVE)
     run.python("tools/bench/retirement_cost.py", f"--stock={stock}", f"--native={native}")
+    for tree in (stock, native):
+        run.python("tools/bench/keep_cost.py", vllm=tree)
     run.python("tools/bench/replay_speed.py", vllm=stock)
     run.python("tools/bench/scrape_cost.py")
 
@@ -278,6 +280,14 @@ def upstream_tests(run: Run) -> None:
     arguments = (PROOF, f"--release={run.version}", f"--sources={sources.SOURCES}")
     vllm = provision.release(run.version)
     run.python("-m", "tools.proof.upstream_tests", *arguments, vllm=vllm)
+
+
+@lane([*LIVE, *FIXED], [ENGINE], tags=())
+def conversations(run: Run) -> None:
+    """200 random mixes of conversations in tight pools: stock, fixed, newest states kept."""
+    tree = provision.release(run.version)
+    out = f"--out={provision.CACHE / 'conversations' / run.version}.json"
+    run.python("-m", "tools.proof.conversations", str(tree), out, vllm=tree)
 
 
 @lane(tags=())

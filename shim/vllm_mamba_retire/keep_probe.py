@@ -47,7 +47,7 @@ def probe_keep(module: ModuleType, manager_class: type) -> tuple[KeepOutcome, st
         return KeepOutcome.WRONG, f"{type(error).__name__}: {error}"
     if reused is not False:
         return KeepOutcome.WRONG, "a block was moved that holds another state by now"
-    if running is None or ended is None or running is not ended:
+    if running is None or running is not ended:
         return KeepOutcome.WRONG, "the free queue is not as it should be"
     if running:
         return KeepOutcome.KEEPS, "the newest state is evicted after the others"

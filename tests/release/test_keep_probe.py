@@ -49,6 +49,11 @@ def moves(manager: Any) -> None:
         last_in_queue(manager, manager.first)
 
 
+def moves_any_state(manager: Any) -> None:
+    if manager.first.block_hash is not None:
+        last_in_queue(manager, manager.first)
+
+
 def moves_whatever_it_holds(manager: Any) -> None:
     last_in_queue(manager, manager.first)
 
@@ -63,8 +68,18 @@ def hides(manager: Any) -> None:
     queue.num_free_blocks += 1
 
 
+def miscounts(manager: Any) -> None:
+    manager.block_pool.free_block_queue.num_free_blocks += 1
+
+
 def refers(manager: Any) -> None:
     manager.first.ref_cnt = 1
+
+
+def refers_late(manager: Any) -> None:
+    manager.calls = getattr(manager, "calls", 0) + 1
+    if manager.calls == 2 and manager.first.block_hash == manager.hash:
+        manager.first.ref_cnt = 1
 
 
 def takes_the_needed_one(manager: Any) -> None:
@@ -93,6 +108,16 @@ def test_stock_is_plain_and_the_patch_keeps(module: ModuleType) -> None:
     )
 
 
+@pytest.mark.about(Status.LIVE)
+def test_a_probe_is_no_traffic(module: ModuleType) -> None:
+    done = binding.install(module.MambaManager)
+    try:
+        assert probe_keep(module, module.MambaManager)[0] is KeepOutcome.PLAIN
+        assert done.counters.calls == 0
+    finally:
+        binding.uninstall(module.MambaManager)
+
+
 @pytest.mark.parametrize(
     ("scheduled", "ended", "outcome", "told"),
     [
@@ -100,6 +125,9 @@ def test_stock_is_plain_and_the_patch_keeps(module: ModuleType) -> None:
         (moves, moves, KeepOutcome.KEEPS, "after the others"),
         (moves, nothing, KeepOutcome.WRONG, "queue is not as it should be"),
         (nothing, moves, KeepOutcome.WRONG, "queue is not as it should be"),
+        (moves_any_state, moves_any_state, KeepOutcome.WRONG, "holds another state"),
+        (refers_late, refers, KeepOutcome.WRONG, "queue is not as it should be"),
+        (nothing, miscounts, KeepOutcome.WRONG, "queue is not as it should be"),
         (moves_whatever_it_holds, moves, KeepOutcome.WRONG, "holds another state"),
         (nothing, loses, KeepOutcome.WRONG, "queue is not as it should be"),
         (nothing, hides, KeepOutcome.WRONG, "queue is not as it should be"),

@@ -307,6 +307,13 @@ def test_nothing_moves_before_the_prompt_is_computed(group: Group) -> None:
     assert group.schedule(table, 3, prompt=3) == "XA"
 
 
+@pytest.mark.parametrize("prompt_only", [False, True])
+def test_an_empty_table_or_an_unknown_prompt_is_no_error(group: Group, prompt_only: bool) -> None:
+    group.keeping.prompt_only = prompt_only
+    assert group.keeping.note("r", [], 9, None).block is None
+    assert group.schedule(group.table("Ab"), 2) == "A"
+
+
 def test_states_of_the_answer_may_be_left_out(group: Group) -> None:
     """Chat templates drop the reasoning from the history: what follows it is never hit."""
     group.keeping.prompt_only = True

@@ -179,6 +179,21 @@ def test_groups_on_one_pool_know_of_each_others_states(manager_class: Any) -> No
         two_states(manager)
     assert one._mamba_keeping.order is other._mamba_keeping.order
     assert one._mamba_keeping.order is not elsewhere._mamba_keeping.order
+    pool = elsewhere.block_pool
+    del elsewhere, manager
+    after = manager_class()
+    after.block_pool = pool
+    two_states(after)
+    assert queue(after) == "AXAX"
+
+
+def test_a_request_without_a_state_ends_as_without(manager_class: Any) -> None:
+    binding.install(manager_class, NEWEST)
+    manager = manager_class()
+    manager.req_to_blocks["r"] = [Block("a"), Block("b")]
+    manager.remove_skipped_blocks("r", 2, 1)
+    manager.free("r")
+    assert queue(manager) == "ab"
 
 
 def test_other_cache_modes_keep_nothing(manager_class: Any) -> None:

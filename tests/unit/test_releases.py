@@ -164,3 +164,18 @@ def test_the_table_that_is_read_is_the_one_of_this_checkout(matrix: Matrix) -> N
     data = yaml.load((ROOT / "compat_matrix.yaml").read_text(), yaml.BaseLoader)
     assert [row.version for row in matrix.releases] == [row["version"] for row in data["releases"]]
     assert json.dumps(data["methods"]) == json.dumps(list(matrix.methods))
+
+
+def test_where_keeping_was_run_the_probe_and_a_conversation_show_it() -> None:
+    """A release without these findings was not tested; `nox -s matrix -- --check` runs them."""
+    tested = [
+        (row, {each.run: each.result for each in row.evidence})
+        for row in load_matrix().releases
+        if any(each.run == "keep probe" for each in row.evidence)
+    ]
+    assert {"0.26.0", "0.29.0", "0.30.0", "0.34.0"} <= {row.version for row, _ in tested}
+    for row, results in tested:
+        assert row.status in (Status.LIVE, Status.NATIVE)
+        assert results["keep probe"] == "stock plain, kept keeps"
+        (hits,) = (result for run, result in results.items() if run.startswith("keep replay"))
+        assert hits == "fixed 0, kept 18816"

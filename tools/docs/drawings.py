@@ -2,6 +2,7 @@
 
 - block-table.png: the block table of one long prompt, chunk by chunk, stock and fixed. ``--replay``
   asks the release on the path for its data first;
+- kept.png: tokens computed on each side of some cases of docs/prefix-cache.md, likewise;
 - plan.png: what `plan` draws for the server of docs/affected.md.
 """
 
@@ -15,12 +16,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vllm_mamba_retire.replay.cases import read_cases
 from vllm_mamba_retire.replay.charts import save
 from vllm_mamba_retire.replay.manager import block_tables, chunk_ends
+from vllm_mamba_retire.replay.sides import SIDES, compare
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA = DOCS / "data" / "block-table.json"
 DRAWING = DOCS / "images" / "block-table.png"
+KEPT_DATA, KEPT_DRAWING = DOCS / "data" / "kept.json", DOCS / "images" / "kept.png"
+CASES = DOCS.parent / "tests" / "cases"
+SHOWN = ("next-dense-240", "next-0-240", "turns-under-pressure", "turns-mtp-110")
 # Two blocks a chunk, and one chunk in flight: the smallest prompt on which the difference grows.
 GEOMETRY = {"block": 4, "spec": 0, "budget": 8, "prompt": 40, "lag": 1}
 AFFECTED = 1  # exit code of `plan`
@@ -33,13 +39,15 @@ def main() -> int:
     parser.add_argument("--replay", action="store_true", help="renew the data first")
     if parser.parse_args().replay:
         DATA.write_text(json.dumps(measure()) + "\n")
+        KEPT_DATA.write_text(json.dumps(measure_kept()) + "\n")
     draw(json.loads(DATA.read_text()), DRAWING)
+    draw_kept(json.loads(KEPT_DATA.read_text()), KEPT_DRAWING)
     plan = DOCS / "images" / "plan.png"
     command = [sys.executable, "-c", "from vllm_mamba_retire.cli import main; main()"]
     done = subprocess.run([*command, *plan_on_the_page(), f"--chart={plan}"], check=False)
     if done.returncode != AFFECTED:
         return done.returncode or 1
-    print(f"drawn: {DRAWING}, {plan}")
+    print(f"drawn: {DRAWING}, {KEPT_DRAWING}, {plan}")
     return 0
 
 
@@ -69,6 +77,46 @@ def measure() -> dict[str, Any]:
         "stock": stock,
         "fixed": fixed,
     }
+
+
+def measure_kept() -> dict[str, Any]:
+    """Tokens computed in the shown cases, by side, on the vLLM on the path."""
+    files = (CASES / "next_turn.yaml", CASES / "prefix_cache.yaml")
+    cases = {case.id: case for file in files for case in read_cases(file)}
+    replayed = compare([cases[name].scenarios[0] for name in SHOWN])
+    return {
+        "vllm": replayed[0].stock.vllm.partition("+")[0],
+        "tokens": {
+            name: {side: run.scheduled_tokens for side, run in each.runs.items()}
+            for name, each in zip(SHOWN, replayed, strict=True)
+        },
+    }
+
+
+def draw_kept(data: dict[str, Any], path: Path) -> None:
+    """A bar per side for each case; longer is more work for the same requests."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    axes = figure.subplots()
+    colours = dict(zip((side.name for side in SIDES), ("#b0b0b0", _KEPT, _NEEDED), strict=True))
+    height = 1 / (len(SIDES) + 1)
+    for row, sides in enumerate(data["tokens"].values()):
+        for place, (name, tokens) in enumerate(sides.items()):
+            label = name if row == 0 else None
+            bar = axes.barh(row + place * height, tokens, height, color=colours[name], label=label)
+            axes.bar_label(bar, [f"{tokens:,}"], fontsize=8, padding=3)
+    axes.set(
+        title=f"vLLM {data['vllm']}: tokens computed for the same requests",
+        yticks=[row + height for row in range(len(data["tokens"]))],
+        yticklabels=list(data["tokens"]),
+        xticks=[],
+    )
+    axes.margins(x=0.12)
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    axes.legend(frameon=False)
+    save(figure, path)
 
 
 def draw(data: dict[str, Any], path: Path) -> None:

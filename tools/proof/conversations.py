@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--dropped-seeds", type=int, default=40)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     for kind, count in zip(_KINDS, (asked.seeds, asked.dropped_seeds), strict=True):
         rows: list[dict[str, Any]] = []
