@@ -23,11 +23,13 @@ class Block(Protocol):
 
     Attributes:
         ref_cnt: tables that refer to it; a block without any is in the free queue.
-        is_null: whether it is the null block.
     """
 
     ref_cnt: int
-    is_null: bool
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it is the null block."""
 
     @property
     def block_hash(self) -> object | None:
@@ -35,13 +37,11 @@ class Block(Protocol):
 
 
 class FreeQueue(Protocol):
-    """What is needed of the pool's queue of free blocks; its first block is evicted first.
+    """What is needed of the pool's queue of free blocks; its first block is evicted first."""
 
-    Attributes:
-        fake_free_list_tail: stands behind the last block, which is its ``prev_free_block``.
-    """
-
-    fake_free_list_tail: Any
+    @property
+    def fake_free_list_tail(self) -> Any:
+        """What stands behind the last block, which is its ``prev_free_block``."""
 
     def remove(self, block: Block) -> None:
         """Take a block out, wherever it is."""

@@ -18,6 +18,7 @@ def a_run(case: Case) -> EngineRun:
         vllm="0.29.0",
         verdict="patched" if case.patched else "off",
         freed_beyond_stock=0,
+        refreshed=0,
         cache_mode="align",
         block=1152,
         groups=3,
