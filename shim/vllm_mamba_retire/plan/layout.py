@@ -74,6 +74,7 @@ def _derive(model: str, flags: list[str]) -> dict[str, Any]:
     from vllm_mamba_retire.replay.platform import configure_only
 
     configure_only()
+    _leave_out_experts()
     arguments = _parse(model, flags)
     given_budget = arguments.max_num_batched_tokens is not None
     config = arguments.create_engine_config()
@@ -109,6 +110,22 @@ def _derive(model: str, flags: list[str]) -> dict[str, Any]:
         "prompt": config.model_config.max_model_len,
         "pool": pool,
     }
+
+
+def _leave_out_experts() -> None:
+    """Build models without their experts: these hold no cache, and most are refused on a CPU.
+
+    Call it before vLLM imports a model's module.
+    """
+    import torch
+    from vllm.model_executor.layers import fused_moe
+
+    class Nothing(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self, *_arguments: Any, **_keywords: Any) -> None:
+            super().__init__()
+
+    name = "FusedMoEFactory" if hasattr(fused_moe, "FusedMoEFactory") else "FusedMoE"  # >= 0.27
+    setattr(fused_moe, name, Nothing)
 
 
 def _parse(model: str, flags: list[str]) -> Any:
@@ -214,7 +231,10 @@ def _without_device(config: Any) -> Iterator[None]:
     import torch
     import torch._ops
     from vllm.distributed import parallel_state
+    from vllm.triton_utils import triton
 
+    if not hasattr(triton, "set_allocator"):  # vLLM's placeholder for Triton
+        triton.set_allocator = lambda _allocator: None
     sizes = {"_TP": config.parallel_config.tensor_parallel_size}
     sizes["_WORLD"] = sizes["_EP"] = sizes["_TP"]
     for name in ("_WORLD", "_TP", "_PP", "_DP", "_EP", "_EPLB", "_PCP", "_DCP"):
