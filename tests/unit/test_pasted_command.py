@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.unit.field_inputs import COMPOSE_SCRIPT, DOCKERFILE, METRICS, SCRIPT
 from vllm_mamba_retire.cli import app
-from vllm_mamba_retire.plan.command import read_command, read_manifest
+from vllm_mamba_retire.plan.command import read_command, read_file
 from vllm_mamba_retire.plan.deployment import settle
 from vllm_mamba_retire.plan.known_bugs import hints
 from vllm_mamba_retire.plan.metrics import read_metrics
@@ -72,9 +73,42 @@ def test_of_a_pasted_command_what_decides_is_used(
     assert found.settings == FIGURES | more
 
 
-def test_flags_alone_are_a_command() -> None:
-    found = read_command(SERVED.split())
-    assert (found.model, found.settings) == (None, FIGURES)
+@pytest.mark.parametrize(
+    "text", [SERVED, SERVED.replace(" --", "\n--"), "- " + "\n- ".join(SERVED.split())]
+)
+def test_flags_alone_are_a_command(text: str) -> None:
+    for words in (text.split(), [text]):
+        found = read_command(words)
+        assert (found.model, found.settings) == (None, FIGURES)
+
+
+def test_a_model_may_stand_behind_the_flags() -> None:
+    found = read_command(["vllm serve --port 8000 --enable-prefix-caching org/model"])
+    assert found.model == "org/model"
+    assert found.flags == ("--port", "8000", "--enable-prefix-caching")
+
+
+def test_the_tag_of_another_image_is_no_version_of_vllm() -> None:
+    found = read_command(["docker run nvcr.io/nvidia/vllm:25.11.1-py3 vllm serve org/model"])
+    assert (found.model, found.version) == ("org/model", None)
+
+
+@pytest.mark.parametrize("model", ["", "org/model"])
+def test_a_configuration_file_is_read_as_vllm_reads_it(tmp_path: Path, model: str) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(
+        "model: org/model\nmax-num-batched-tokens: 4096\nmax_model_len: 128k\nseed: 1\n"
+        "enable-prefix-caching: true\nasync-scheduling: false\nserved-model-name: [a, b]\n"
+        "speculative-config: {method: mtp, num_speculative_tokens: 3}\n"
+    )
+    found = read_command(
+        [f"vllm serve {model} --config {path} --max-num-batched-tokens 8192 --port 8000"]
+    )
+    assert found.model == "org/model"
+    drafting = {"spec": 3, "drafter": "mtp"}
+    assert found.settings == FIGURES | drafting | {"asynchronous": False}
+    assert "--config" not in found.flags
+    assert str(path) not in found.flags
 
 
 @pytest.mark.parametrize(
@@ -83,6 +117,8 @@ def test_flags_alone_are_a_command() -> None:
         (["vllm serve 'org/model"], "cannot be read"),
         (["--max-num-batched-tokens", "many"], "'many' is not a whole number"),
         (["--enable-prefix-caching=perhaps"], "neither True nor False"),
+        (['vllm serve org/model "$@"'], r"command: \$@ is not set here; put its flags"),
+        (["vllm serve m --config /config/x.yaml"], "config: /config/x.yaml is no readable YAML"),
     ],
 )
 def test_a_command_that_cannot_be_read_is_an_error(words: list[str], said: str) -> None:
@@ -130,28 +166,93 @@ containers:
 """
 
 
-@pytest.mark.parametrize("text", [COMPOSE, KUBERNETES, SHELL], ids=["compose", "pod", "shell"])
-def test_a_manifest_is_read_like_the_command_in_it(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "server.yaml"
+COMPOSE_BLOCK = """\
+services:
+  server:
+    image: vllm/vllm-openai:v0.27.1
+    environment: {VLLM_USE_V2_MODEL_RUNNER: 1}
+    command: |
+      --model org/model
+      --max-num-batched-tokens ${BUDGET:-8192}
+      --max-model-len 128k
+      --enable-prefix-caching
+      --structured-outputs-config '{"module": "vllm.entrypoints.x y"}'
+"""
+KSERVE = """\
+kind: InferenceService
+spec:
+  predictor:
+    model:
+      modelFormat: {name: vLLM}
+      runtime: vllm-runtime
+      storageUri: hf://org/model
+      args:
+        - --model=org/model
+        - --max-num-batched-tokens=8192
+        - --max-model-len=128k
+        - --enable-prefix-caching
+      env: [{name: VLLM_USE_V2_MODEL_RUNNER, value: "1"}]
+"""
+DOCKERFILE_SHELL = """\
+FROM --platform=linux/amd64 vllm/vllm-openai:v0.27.1
+ENV VLLM_USE_V2_MODEL_RUNNER=1
+ENTRYPOINT VLLM_LOGGING_LEVEL=INFO vllm serve org/model --max-num-batched-tokens 8192 \\
+    --max-model-len 128k --enable-prefix-caching
+"""
+UNIT = """\
+[Unit]
+Description=vLLM server
+[Service]
+Environment=VLLM_USE_V2_MODEL_RUNNER=1
+ExecStart=/opt/vllm/bin/vllm serve org/model --max-num-batched-tokens 8192 \\
+    --max-model-len 128k --enable-prefix-caching
+Restart=always
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "version"),
+    [
+        ("compose.yaml", COMPOSE, "0.27.1"),
+        ("block.yml", COMPOSE_BLOCK, "0.27.1"),
+        ("script.yaml", COMPOSE_SCRIPT, "0.27.1"),
+        ("pod.yaml", KUBERNETES, "0.27.1"),
+        ("shell.yaml", SHELL, "0.27.1"),
+        ("kserve.yaml", KSERVE, None),
+        ("Dockerfile", DOCKERFILE, "0.27.1"),
+        ("server.Dockerfile", DOCKERFILE_SHELL, "0.27.1"),
+        ("vllm.service", UNIT, None),
+        ("start.sh", SCRIPT, None),
+    ],
+)
+def test_a_file_is_read_like_the_command_in_it(
+    tmp_path: Path, name: str, text: str, version: str | None
+) -> None:
+    path = tmp_path / name
     path.write_text(text)
-    found = read_manifest(path)
+    found = read_file(path)
     assert found.model == "org/model"
-    assert found.settings == FIGURES | {"version": "0.27.1", "runner": "V2"}
+    told = {"version": version} if version else {}
+    assert found.settings == FIGURES | told | {"runner": "V2"}
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("services: {a: {image: redis}}", "has no containers that serve vLLM"),
-        ("a: [", "is not YAML"),
+        (
+            "services: {proxy: {image: nginx, environment: [BACKEND=http://vllm:8000]}}",
+            "has no containers that serve vLLM",
+        ),
+        ("a: [", "is not YAML; render a Helm chart first"),
         (COMPOSE + "  other: {image: 'vllm/vllm-openai:v0.29.0'}\n", "has 2 containers"),
     ],
 )
-def test_a_manifest_without_one_server_is_an_error(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_without_one_server_is_an_error(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "server.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=said):
-        read_manifest(path)
+        read_file(path)
 
 
 def test_a_hub_model_is_looked_for_in_the_local_cache(
@@ -164,17 +265,6 @@ def test_a_hub_model_is_looked_for_in_the_local_cache(
     (folder / "config.json").write_text("{}")
     assert find_model("org/model") == folder
     assert find_model(str(folder)) == folder
-
-
-METRICS = """\
-# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
-# TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{block_size="1568",enable_prefix_caching="True",mamba_cache_mode="align",\
-num_gpu_blocks="325",kv_cache_memory_bytes="None",engine="0"} 1.0
-# TYPE vllm:num_preemptions counter
-vllm:num_preemptions_total{engine="0"} 4.0
-vllm:num_preemptions_total{engine="1"} 3.0
-"""
 
 
 def test_metrics_tell_pool_block_mode_and_preemptions(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_a_server_on_a_fixed_release_is_fine() -> None:
         (["--model", "nowhere"], "model: nowhere: No such file or directory"),
         (["--log", "nowhere"], "log: nowhere: No such file or directory"),
         (["--", "--max-num-batched-tokens", "many"], "'many' is not a whole number"),
-        (["compose.yaml"], "manifest: compose.yaml: No such file"),
+        (["compose.yaml"], "file: compose.yaml: No such file"),
         (
             ["--block", "1568", "--budget", "4096", "--prompt", "9", "--vllm-version", "new"],
             "vllm_version: 'new' is no version",

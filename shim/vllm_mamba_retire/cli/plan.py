@@ -132,10 +132,10 @@ def plan(
 
 
 def _command(words: Sequence[str]) -> Command | None:
-    from vllm_mamba_retire.plan.command import read_command, read_manifest
+    from vllm_mamba_retire.plan.command import read_command, read_file
 
-    if len(words) == 1 and Path(words[0]).suffix in (".yaml", ".yml"):
-        return read_manifest(Path(words[0]))
+    if len(words) == 1 and (Path(words[0]).is_file() or Path(words[0]).suffix in (".yaml", ".yml")):
+        return read_file(Path(words[0]))
     return read_command(words) if words else None
 
 

@@ -1,6 +1,6 @@
-"""Takes a pasted command, a compose file or a Kubernetes manifest apart into vLLM's arguments.
+"""Takes a pasted command, or a file that has one in it, apart into vLLM's arguments.
 
-A shell's, a container engine's and a scheduler's own words are skipped, as are flags of vLLM that
+The words of a shell, a container engine and a scheduler are skipped, as are flags of vLLM that
 decide nothing here.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -21,19 +21,29 @@ from vllm_mamba_retire.replay.scenario import InputError
 
 from .arguments import settings_from
 
+# vLLM's releases begin with 0; tags of other images are dates ("nvcr.io/nvidia/vllm:25.11.1-py3").
 _IMAGE = re.compile(
-    r"(?:^|/)[\w.-]*vllm[\w.-]*(?:@|:(?:v?(\d+\.\d+\.\d+(?:\.?(?:post|dev|rc)\d+)?)?))"
+    r"(?:^|/)[\w.-]*vllm[\w.-]*(?:@|:(?:v?(0\.\d+\.\d+(?:\.?(?:post|dev|rc)\d+)?)?))"
 )
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_ENDS = re.compile(r"[|;&]+|\d*>+&?.*")
+_VARIABLE = re.compile(r"(?:Environment=)?([A-Za-z_]\w*)=(.*)", re.DOTALL)  # or of a unit
+_REFERENCE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+_STARTS_SERVER = re.compile(r"vllm\s+serve\b|vllm\.entrypoints|api_server")
+_ENDS = re.compile(r"[|;&]+|\d*>+&?.*|#.*")
+# The next line belongs to this one, also where it only goes on with a flag.
+_JOINED = re.compile(r"\\\r?\n|\r?\n(?=\s*-)")
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+_INSTRUCTION = re.compile(r"[ \t]*(FROM|ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)", re.IGNORECASE)
 _SHORT = {
     "-tp": "tensor-parallel-size",
     "-pp": "pipeline-parallel-size",
     "-sc": "speculative-config",
 }
+_WITHOUT_VALUE = ("enable_", "disable_", "no_", "async_scheduling", "trust_", "enforce_")
 _SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+# Where a container says what it runs; the last two are KServe's.
+_SAYS = ("image", "entrypoint", "command", "args", "runtime", "modelFormat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,7 @@ class Command:
 
     Attributes:
         model: the model's path or name, where it is told.
-        flags: what vLLM is given, the model left out.
+        flags: what vLLM is given, without the model; a configuration file is written out.
         version: release in the image's tag.
         environment: variables that are set for it.
     """
@@ -50,7 +60,7 @@ class Command:
     model: str | None = None
     flags: tuple[str, ...] = ()
     version: str | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -59,7 +69,7 @@ class Command:
         Raises:
             InputError: a flag that decides something has a value that cannot be read.
         """
-        settings = settings_from(_arguments(self.flags))
+        settings = settings_from(_arguments(_options(self.flags)))
         if self.version is not None:
             settings["version"] = self.version
         if self.environment.get(_RUNNER) in ("0", "1"):
@@ -67,63 +77,97 @@ class Command:
         return settings
 
 
-def read_command(words: Sequence[str]) -> Command:
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A flag with the words it is made of, or a loose word, which has no name."""
+
+    name: str
+    value: str | None
+    words: tuple[str, ...]
+
+
+def read_command(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Command:
     """A command as a shell has split it, or as one word that holds all of it.
 
+    Args:
+        words: the words.
+        environment: variables that are set around it.
+
     Raises:
-        InputError: its quotes do not close.
+        InputError: its quotes do not close, variables that are not set here stand for flags, or
+            its configuration file cannot be read.
     """
     words = list(_split(words))
-    at, image = _start(words)
-    environment = {
-        found[1]: found[2] for word in words[:at] if (found := _VARIABLE.fullmatch(word))
-    }
-    flags = list(takewhile(lambda word: not _ENDS.fullmatch(word), words[at:]))
-    model = None
-    if flags and not flags[0].startswith("-"):
-        model, *flags = flags
-    for number, word in enumerate(flags):
-        name, joined, value = word.partition("=")
-        if name in ("--model", "--model-tag"):
-            model = value if joined else next(iter(flags[number + 1 :]), model)
-            del flags[number : number + (1 if joined else 2)]
+    at, version = _start(words)
+    known = dict(environment or {})
+    known |= {found[1]: found[2] for word in words[:at] if (found := _VARIABLE.fullmatch(word))}
+    own = takewhile(lambda word: not _ENDS.fullmatch(word), words[at:])
+    options = list(_options(_filled_in(word, known) for word in own))
+    for option in options:
+        if option.name == "config":
+            options = [*_options(_configured(option.value)), *options]  # a flag overrules it
             break
-    return Command(model, tuple(flags), image, environment)
+    named = [option for option in options if option.name in ("model", "model_tag")]
+    model = next((option for option in [*reversed(named), *options] if not _is_flag(option)), None)
+    flags = [
+        word
+        for option in options
+        if option is not model and option.name not in ("model", "model_tag", "config")
+        for word in option.words
+    ]
+    return Command(model.value if model else None, tuple(flags), version, known)
 
 
-def read_manifest(path: Path) -> Command:
-    """The vLLM container of a compose file or a Kubernetes manifest.
+def read_file(path: Path) -> Command:
+    """The command in a compose file, Kubernetes manifest, Dockerfile, systemd unit or script.
 
     Raises:
-        InputError: it cannot be read, or has none or several.
+        InputError: it cannot be read, or does not start one vLLM server.
     """
     try:
-        documents = list(yaml.safe_load_all(path.read_text()))
+        text = path.read_text()
     except OSError as error:
-        raise InputError(f"manifest: {path}: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise InputError(f"manifest: {path} is not YAML.") from None
+        raise InputError(f"file: {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"file: {path} is not text.") from None
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            documents = list(yaml.safe_load_all(text))
+        except yaml.YAMLError:
+            raise InputError(f"file: {path} is not YAML; render a Helm chart first.") from None
+    elif "dockerfile" in path.name.lower() or "containerfile" in path.name.lower():
+        documents = [_built(text)]
+    else:
+        return read_command([text])
     found = [command for container in _containers(documents) if (command := _serving(container))]
     if len(found) != 1:
         raise InputError(
-            f"manifest: {path} has {len(found) or 'no'} containers that serve vLLM; paste the "
-            "command of one behind --."
+            f"file: {path} has {len(found) or 'no'} containers that serve vLLM; paste the command "
+            "of one behind --, or render a Helm chart first (helm template)."
         )
     return found[0]
 
 
 def _split(words: Sequence[str]) -> Iterator[str]:
     for word in words:
-        if len(words) == 1 or (any(c.isspace() for c in word) and "vllm" in word):
-            try:
-                split = shlex.split(word)
-            except ValueError as error:
-                raise InputError(f"command: {word!r} cannot be read: {error}.") from None
+        if len(words) == 1 or (_STARTS_SERVER.search(word) and not word.startswith(("{", "["))):
+            split = _lex(word)
             if split != [word]:
-                yield from _split(split)
+                yield from _split([*split, ""])
                 continue
-        if word.strip() not in ("", "\\"):
+        if word.strip() not in ("", "\\", "-"):
             yield word
+
+
+def _lex(text: str) -> list[str]:
+    """The words of a shell; a line that ends a command is a semicolon."""
+    text = _COMMENT.sub("", _JOINED.sub(" ", text))
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    try:
+        return [";" if word and not word.strip("\n") else word for word in lexer]
+    except ValueError as error:
+        raise InputError(f"command: {text[:80]!r} cannot be read: {error}.") from None
 
 
 def _start(words: list[str]) -> tuple[int, str | None]:
@@ -141,21 +185,69 @@ def _start(words: list[str]) -> tuple[int, str | None]:
     return at, version
 
 
-def _arguments(flags: Sequence[str]) -> dict[str, Any]:
-    """Flags as vLLM's arguments by their Python names; values are read as far as they can be."""
-    arguments: dict[str, Any] = {}
-    words = list(flags)
-    while words:
-        word = words.pop(0)
-        name, found, value = word.partition("=")
-        name = _SHORT.get(name, name.lstrip("-")).replace("-", "_")
+def _filled_in(word: str, environment: Mapping[str, str]) -> str:
+    return _REFERENCE.sub(
+        lambda found: environment.get(found[1] or found[3], found[2] or found[0]), word
+    )
+
+
+def _options(words: Iterable[str]) -> Iterator[_Option]:
+    left = list(words)
+    while left:
+        word = left.pop(0)
         if not word.startswith("-"):
+            yield _Option("", word, (word,))
             continue
-        if not found and words and not re.match(r"-(?!\d)", words[0]):
-            value, found = words.pop(0), "="
-        if not found:
-            no = name.startswith("no_")
-            arguments[name.removeprefix("no_") if no else name] = not no
+        flag, found, value = word.partition("=")
+        name = _SHORT.get(flag, flag.lstrip("-")).replace("-", "_")
+        if not found and left and _is_value(left[0], name):
+            yield _Option(name, left[0], (word, left.pop(0)))
+        else:
+            yield _Option(name, value if found else None, (word,))
+
+
+def _is_value(word: str, name: str) -> bool:
+    if name.startswith(_WITHOUT_VALUE):
+        return word.lower() in ("true", "false")
+    return re.match(r"-(?!\d)", word) is None
+
+
+def _is_flag(option: _Option) -> bool:
+    return option.name not in ("", "model", "model_tag")
+
+
+def _configured(name: str | None) -> Iterator[str]:
+    """The flags that vLLM makes of a file behind ``--config``."""
+    try:
+        flags = yaml.safe_load(Path(name or "").read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        flags = None
+    if not isinstance(flags, dict):
+        raise InputError(
+            f"config: {name} is no readable YAML file of flags here; give the file's path on this "
+            "machine, or its flags in place of --config."
+        )
+    for key, value in flags.items():
+        if isinstance(value, bool):
+            yield f"--{key}" if value else f"--no-{key}"
+            continue
+        yield f"--{key}"
+        if isinstance(value, dict):
+            yield json.dumps(value)
+        else:
+            yield from map(str, value if isinstance(value, list) else [value])
+
+
+def _arguments(options: Iterable[_Option]) -> dict[str, Any]:
+    """vLLM's arguments by their Python names; values are read as far as they can be."""
+    arguments: dict[str, Any] = {}
+    for option in options:
+        name, value = option.name, option.value
+        if not name:
+            if str(value).startswith("$"):
+                raise InputError(f"command: {value} is not set here; put its flags in its place.")
+        elif value is None:
+            arguments[name.removeprefix("no_")] = not name.startswith("no_")
         elif "." in name:  # --speculative-config.method mtp
             outer, _, inner = name.partition(".")
             nested = arguments.setdefault(outer, {})
@@ -177,6 +269,26 @@ def _read(text: str) -> Any:
         return text
 
 
+def _built(text: str) -> dict[str, Any]:
+    """The container that a Dockerfile's last stage makes."""
+    container: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    for line in _COMMENT.sub("", text).replace("\\\n", " ").splitlines():
+        if (found := _INSTRUCTION.match(line)) is None:
+            continue
+        name, value = found[1].upper(), _filled_in(found[2], environment)
+        words = _words(value)
+        if name == "FROM":
+            image = next((word for word in words if not word.startswith("-")), "")
+            if _IMAGE.search(image):
+                container["image"] = image
+        elif name in ("ENTRYPOINT", "CMD"):
+            container["command" if name == "CMD" else "entrypoint"] = _read(value)
+        else:
+            environment |= dict(word.split("=", 1) for word in words if "=" in word)
+    return {**container, "environment": environment}
+
+
 def _containers(node: Any) -> Iterator[dict[str, Any]]:
     if isinstance(node, dict):
         if "image" in node or "args" in node or "command" in node:
@@ -189,11 +301,9 @@ def _containers(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def _serving(container: dict[str, Any]) -> Command | None:
-    parts = (container.get(name) for name in ("image", "entrypoint", "command", "args"))
-    words = [word for part in parts for word in _words(part)]
-    if not any("vllm" in word for word in words):
+    says = {name: container[name] for name in _SAYS if name in container}
+    if "vllm" not in str(says).lower():
         return None
-    command = read_command(words)
     listed = container.get("env", container.get("environment", {}))
     if isinstance(listed, list):
         pairs = (
@@ -204,10 +314,9 @@ def _serving(container: dict[str, Any]) -> Command | None:
             if isinstance(each, (dict, str))
         )
         listed = dict(pairs)
-    variables = {str(name): str(value) for name, value in (listed or {}).items()}
-    return Command(
-        command.model, command.flags, command.version, {**variables, **command.environment}
-    )
+    environment = {str(name): str(value) for name, value in (listed or {}).items()}
+    parts = (says.get(name) for name in ("image", "entrypoint", "command", "args"))
+    return read_command([*(word for part in parts for word in _words(part)), ""], environment)
 
 
 def _words(part: Any) -> list[str]:

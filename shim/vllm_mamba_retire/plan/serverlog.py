@@ -37,10 +37,11 @@ _FRAME = re.compile(
     r"|>\s"  # quoted in a report
     r")"
 )
-_PROCESS = re.compile(r"(?:\([\w.:-]+pid=\d+[^()]*\))+")
+# Reports have names redacted, also by halves: "(APIServer <HOST>d=1)", "a<HOST>_utils.py".
+_PROCESS = re.compile(r"(?:\([A-Za-z][^()=]*d=\d+[^()]*\))+")
 _HEADER = re.compile(
     rf"(?P<process>(?:{_PROCESS.pattern})?)(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
-    r"(?P<time>\d\d-\d\d\d\d:\d\d:\d\d)\[[\w./-]+\.py:\d+\]"
+    r"(?P<time>\d\d-\d\d\d\d:\d\d:\d\d)\[[^\[\]:]+\.py:\d+\]"
 )
 _REQUEST = re.compile(r"(?:Receivedrequest|Request\S+details)")  # quotes what users say
 
@@ -158,9 +159,9 @@ def _sentences(text: str) -> list[_Sentence]:
     squeezed = "".join(lines)
     starts = [0, *accumulate(map(len, lines))]
     found = sorted(_entries(squeezed, starts))
-    ends = [start for start, *_ in found[1:]] + [len(squeezed)]
+    ends = [*(start for start, *_ in found[1:]), len(squeezed)]
     sentences = []
-    for (_, at, time, process), end in zip(found, ends, strict=True):
+    for (_, at, time, process), end in zip(found, ends, strict=False):
         # The last entry may be cut: a sentence that ends with its line does not count there.
         message = squeezed[at:end] + ("" if end < len(squeezed) or text.endswith("\n") else "?")
         for name, pattern in _PATTERNS:
