@@ -1,6 +1,7 @@
 """Stand-in for torchvision, whose wheel does not load beside a CPU build of torch: names only."""
 
 import sys
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -20,16 +21,17 @@ class _Module(ModuleType):
         return _Name(name, (), {})
 
 
-class _Finder:
+class _Finder(MetaPathFinder, Loader):
     """Finds every submodule."""
 
-    def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
-        return ModuleSpec(name, self, is_package=True) if name.startswith("torchvision.") else None
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        ours = fullname.startswith("torchvision.")
+        return ModuleSpec(fullname, self, is_package=True) if ours else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Module(spec.name)
 
-    def exec_module(self, _module: ModuleType) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         pass
 
 
