@@ -27,7 +27,9 @@ from vllm_mamba_retire.releases import load_matrix
 
 # Mutants that behave as the series does, by part of their name, with the reason.
 EQUIVALENT = {
-    "_remove_blocks_in_range:1812 one more: 0": "a table is never remembered without its number",
+    "_remove_blocks_in_range one more: 0 in: retired = self._num": (
+        "a table is never remembered without its number"
+    ),
 }
 
 
