@@ -1,7 +1,7 @@
-"""Writes docs/proof.md and docs/data/proof.json from what the runs left behind.
+"""Writes docs/proof.md and docs/data/proof.json from the results of the runs.
 
-``python -m tools.proof.page RESULTS DOCS``. Every number in the page is one of the JSON, which is
-what the runs wrote; a part that was not run is said to be missing.
+``python -m tools.proof.page RESULTS DOCS``. Every number in the page is in the JSON, which the runs
+wrote; the page says which part was not run.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ _SINGLE = ("mutants", "disk-mutants", "soak")
 _HEAD = """\
 # Proof
 
-Freeing a state that is still read gives silent wrong output, not a crash. What is here was run on
-real vLLM releases with version {version} of this package. The sessions `mutants`, `upstream-tests`
-and `soak` leave their results in the cache; `nox -s proof` runs the comparison, a million steps per
-leaking release, and writes this page and `data/proof.json` from what it finds there. What was run
-for this page is what its tables say, no more.
+A state that is freed too early gives silent wrong output, not a crash. The results on this page
+come from real vLLM releases with version {version} of this package. The sessions `mutants`,
+`upstream-tests` and `soak` store their results in the cache. `nox -s proof` runs the comparison, a
+million steps per leaking release, and writes this page and `data/proof.json`.
 """
 
 _DIFFERENTIAL = """\
-## Side by side with 0.30.0
+## Comparison with 0.30.0
 
-One generator makes sequences of operations: admit (with prefix hits), schedule a chunk or a decode
-step, settle it and reject drafts, retire, finish or abort with steps in flight, preempt, resume,
-roll computed tokens back, pop now and free later, drop the prefix cache. One to three Mamba groups
-share a pool of 16 to 96 blocks with an attention group, up to four steps are in flight. After every
-operation these must be equal: what the manager answered, all block tables, all reference counts,
-the order of the free queue, the hash of every block.
+A generator makes random sequences of operations: admit (with prefix hits), schedule a chunk or a
+decode step, settle it and reject drafts, retire, finish or abort with steps in flight, preempt,
+resume, roll computed tokens back, pop now and free later, drop the prefix cache. One to three
+Mamba groups share a pool of 16 to 96 blocks with an attention group. Up to four steps are in
+flight. After every operation these must be equal: the manager's answers, all block tables, all
+reference counts, the order of the free queue, the hash of every block.
 
-| compared with | geometries | why not more |
+| compared with | geometries | what is left out, and why |
 |---|---|---|
-| `native`: 0.30.0 itself | dense retention, hits of whole blocks, up to five draft tokens | the \
-part that all live releases and 0.30.0 share |
+| `native`: 0.30.0 itself | dense retention, hits of whole blocks, up to five draft tokens | \
+everything that the live releases and 0.30.0 do not share |
 | `wide`: 0.30.0 itself | also sparse retention and partial hits, or else an EAGLE drafter | an \
-EAGLE drafter together with one of the two differs also where the older release runs 0.30.0's own \
-method: 0.30.0 changed which states such a prompt keeps and where its tail is cached |
-| `graft`: 0.30.0's method on the release's own code | everything | nothing is left out; the \
-method is read from an installed 0.30.0 when the comparison runs |
+EAGLE drafter together with one of the two: the older release differs there also with 0.30.0's \
+own method, because 0.30.0 changed which states such a prompt keeps and where its tail is cached \
+|
+| `graft`: 0.30.0's method on the release's own code | everything | nothing; the method is read \
+from an installed 0.30.0 when the comparison runs |
 
-Not compared: KV connectors, encoder blocks, the worker. One deviation is wanted and cannot be seen
-here, because no scheduler does it: where a table is replaced without `pop_blocks_for_free`, 0.30.0
-goes on from the old watermark and never frees the first states of the new table; here the watermark
-belongs to the table and starts at 0. `tests/release/test_retirement.py` shows both. No sequence
-showed a fault of 0.30.0's own.
+KV connectors, encoder blocks and the worker are not compared. One intended difference cannot occur
+here, because no scheduler does it: if a table is replaced without `pop_blocks_for_free`, 0.30.0
+continues from the old watermark and never frees the first states of the new table. In this package
+the watermark belongs to the table and starts at 0; `tests/release/test_retirement.py` shows both.
+No sequence showed a fault of 0.30.0.
 
-"Ended early" are sequences of 200 steps in which vLLM raised the same error on both sides, an
-assertion in `allocate_new_blocks`; they are counted with their whole length.
-Where a scheduler is in charge, each release's own, `tests/differential/test_scheduler.py` compares
-25 scenarios step by step.
+"Ended early" counts sequences of 200 steps in which vLLM raised the same error on both sides, an
+assertion in `allocate_new_blocks`. They count with their whole length.
+`tests/differential/test_scheduler.py` compares 25 scenarios step by step with each release's own
+scheduler.
 """
 
 
 _POISON = """\
 ## Freed states overwritten
 
-A real engine whose freed states are overwritten at once, and whose live tables may not refer to a
-free block. Its answers are compared token by token with a stock engine and a pool in which nothing
-is reused; mutants that free a state still to be read are the control
+In a real engine, every freed state is overwritten at once, and a live table that refers to a free
+block is an error. The answers are compared token by token with those of a stock engine and of a
+pool in which nothing is reused. The controls are mutants that free a state too early
 (`tests/engine/test_poisoned_pool.py`, `nox -s engine`).
 """
 
 
 def collect(results: Path) -> Data:
-    """What the runs left behind, as one piece of plain data."""
+    """The results of the runs."""
     data: Data = {
         "differential": _merged(_per_release(results, "differential")),
         "upstream": _per_release(results, "upstream"),
@@ -148,24 +148,24 @@ def _mutants(done: Data | None, title: str) -> Iterator[str]:
     yield f"{title}, on {done['release']}: {len(killed)} of {len(fates)} killed.\n"
     wrong = [fate for fate in fates if fate["mutant"].startswith("wrong fix")]
     if wrong:
-        yield "Wrong fixes that look right, most of which vLLM's own tests let pass:\n"
+        yield "Wrong fixes that look right. Most of them pass vLLM's own tests:\n"
         names = [(fate["mutant"].split(": ", 1)[1], _code(fate["killed_by"])) for fate in wrong]
         yield from _table(("wrong fix", "killed by"), names)
     survivors = [fate for fate in fates if not fate["killed_by"]]
     if survivors:
         rows = [(_code(fate["mutant"]), fate["excuse"] or "**unexplained**") for fate in survivors]
-        yield from _table(("survivor", "why"), rows)
+        yield from _table(("survivor", "reason"), rows)
 
 
 def _upstream(releases: list[Data]) -> Iterator[str]:
     yield (
         "## vLLM's own tests\n\n"
-        "The release's tests of its KV cache and scheduler, out of its source archive, stock and "
-        "patched: the same\ntests must pass, and those left out are named below. And 0.30.0's "
-        "seven tests for the fix, on the older\nrelease. Upstream's GPU step table\n"
-        "(`tests/v1/e2e/general/test_mamba_prefix_cache.py`) must differ in one step on a patched "
-        "release,\nblock 4 in the last step of async `prompt_10_block_size`: the line that "
-        "upstream changed\n(`nox -s steps`).\n"
+        "Each release's tests of its KV cache and scheduler, from its source archive, run stock "
+        "and patched.\nThe same tests must pass. 0.30.0's seven tests for the fix run on the older "
+        "releases too.\n\nUpstream's GPU step table "
+        "(`tests/v1/e2e/general/test_mamba_prefix_cache.py`) must differ in one step on\na patched "
+        "release: block 4 in the last step of async `prompt_10_block_size`. Upstream changed this "
+        "line\nwith the fix (`nox -s steps`).\n"
     )
     if not releases:
         yield "Not run.\n"
@@ -194,8 +194,8 @@ def _left_out(releases: list[Data]) -> Iterator[str]:
         for reason, names in done["left out"].items():
             counts.setdefault(reason, []).append(f"{done['release']}: {len(names)}")
     if counts:
-        yield "Left out on both sides; `data/proof.json` names each test:\n"
-        yield from _table(("why", "tests"), [(why, ", ".join(n)) for why, n in counts.items()])
+        yield "Skipped on both sides; `data/proof.json` names each test:\n"
+        yield from _table(("reason", "tests"), [(why, ", ".join(n)) for why, n in counts.items()])
 
 
 def _soak(done: Data | None) -> Iterator[str]:
@@ -204,7 +204,7 @@ def _soak(done: Data | None) -> Iterator[str]:
         yield "Not run.\n"
         return
     if done["rounds"] < _ROUNDS_FOR_MEMORY:
-        yield "Too short to say whether memory is flat; blocks and records are whole.\n"
+        yield "Too short to tell whether memory is flat.\n"
     yield from _table(("what", "value"), [(k, v) for k, v in done.items() if k != "version"])
 
 

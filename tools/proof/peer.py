@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-_ENGINE = "wants an engine with weights and a tokenizer from the hub"
-_VISION = "wants a model that imports torchvision, which does not load beside a CPU torch"
+_ENGINE = "needs weights and a tokenizer from the hub"
+_VISION = "needs a model that imports torchvision, which does not load with a CPU torch"
 # By file, or by the model that the test itself names.
 _LEFT_OUT_FILES = {"test_scheduler_e2e.py": _ENGINE, "test_reset_prefix_cache_e2e.py": _ENGINE}
 _LEFT_OUT_MODELS = {"llava-hf/llava-1.5-7b-hf": _VISION, "Qwen/Qwen2.5-VL-3B-Instruct": _VISION}
