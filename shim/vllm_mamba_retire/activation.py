@@ -182,7 +182,7 @@ def _inspect_and_patch() -> Record:
     mode = os.environ.get(MODE_VARIABLE)
     target = find_target()
     if read_mode(mode) is None:
-        sentence = f"{MODE_VARIABLE}={mode} is none of auto, require, off; vLLM is left as it is."
+        sentence = f"{MODE_VARIABLE}={mode} is not auto, require or off; vLLM is left as it is."
         return Record.of(Verdict(Reason.FAILED, sentence), target)
     if read_mode(mode) == "off":
         return Record.of(decide(Evidence(target, off=True)), target)
@@ -228,8 +228,8 @@ def _patch(module: ModuleType, manager_class: type, promised: Verdict) -> Verdic
     binding.uninstall(manager_class)
     return Verdict(
         Reason.FAILED,
-        f"patched, the class did not behave ({after.detail}); the patch was taken off again, "
-        "report this.",
+        f"the patched class failed the probe ({after.detail}); vLLM's methods are restored. Report "
+        "this.",
     )
 
 

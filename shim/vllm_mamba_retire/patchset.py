@@ -437,7 +437,7 @@ def _probe(tree: Tree, text: bytes) -> str:
             "this with the interpreter that serves, or pass --no-probe"
         )
     if outcome != Outcome.RETIRES.value:
-        raise RefusedError(f"the patched code does not behave as it should: {detail}")
+        raise RefusedError(f"the patched code fails the probe: {detail}")
     return str(detail)
 
 

@@ -246,7 +246,7 @@ def read(where: Path, owner: int | None = None) -> Reading:
     processes cannot be seen from here.
     """
     if start_ticks(os.getpid()) is None:
-        return Reading([], f"{where}: /proc is not mounted, so nobody can tell who is alive.")
+        return Reading([], f"{where}: /proc is not mounted, so processes cannot be checked.")
     try:
         if problem := _untrusted(where, owner):
             return Reading([], f"{problem}; it is not read. Remove it, or set {FOLDER_VARIABLE}.")

@@ -148,12 +148,12 @@ def obstacle(environ: Mapping[str, str], installed: Installed) -> str | None:
         )
     mode = read_mode(value := environ.get(MODE_VARIABLE))
     if mode is None:
-        return f"{MODE_VARIABLE}={value} is none of auto, require, off; unset it."
+        return f"{MODE_VARIABLE}={value} is not auto, require or off; unset it."
     if mode == "off":
         return f"{MODE_VARIABLE}={value} leaves vLLM as it is; unset it."
     allowed = environ.get(PLUGINS_VARIABLE)
     if allowed is not None and PLUGIN not in allowed.split(","):
-        return f"{PLUGINS_VARIABLE}={allowed} leaves this package out; add {PLUGIN}."
+        return f"{PLUGINS_VARIABLE}={allowed} does not list this package; add {PLUGIN}."
     return None
 
 

@@ -31,8 +31,8 @@ class Reason(str, Enum):
 
 
 _HARMLESS = {
-    Status.ABSENT: "which has no align mode; nothing to fix.",
-    Status.LATENT: "whose scheduler does not reach the defect; left as it is.",
+    Status.ABSENT: "has no align mode; nothing to fix.",
+    Status.LATENT: "does not reach the defect with its own scheduler; left as it is.",
 }
 _IN_DOUBT = frozenset({Reason.DRIFTED, Reason.CONFLICT, Reason.FAILED, Reason.NO_TARGET})
 
@@ -61,8 +61,8 @@ def decide(seen: Evidence) -> Verdict:
     if target is None:
         return Verdict(
             Reason.NO_TARGET,
-            "no vLLM can be imported by this interpreter; install this package into the "
-            "environment that serves.",
+            "this interpreter cannot import vLLM; install this package into the environment that "
+            "serves.",
         )
     if seen.loaded_from is not None and Path(seen.loaded_from).with_suffix(".py") != (
         target.manager_file
@@ -105,14 +105,14 @@ def _sourceless(target: Target) -> Verdict:
 
 
 def _listed(seen: Evidence, row: Row, target: Target) -> Verdict:
-    known = f"the methods are those of vLLM {row.version}"
+    known = _named(target, row)
     if row.status in _HARMLESS:
-        return Verdict(Reason(row.status.value), f"{known}, {_HARMLESS[row.status]}")
+        return Verdict(Reason(row.status.value), f"{known} {_HARMLESS[row.status]}")
     if row.status is Status.NATIVE and seen.outcome in (None, Outcome.RETIRES):
         # A fixed release is not at risk from wrappers or subclasses; ignore them.
-        return Verdict(Reason.NATIVE, f"{known}, which carries the fix itself.")
+        return Verdict(Reason.NATIVE, f"{known} carries the fix; nothing to patch.")
     if seen.retires:
-        return _fixed_elsewhere(f"{known}, and {seen.foreign or 'other code'} fixes them")
+        return _fixed_elsewhere(f"{known} is fixed by {seen.foreign or 'other code'}")
     if seen.foreign is not None:
         return _replaced(seen.foreign)
     if row.status is Status.LIVE:
@@ -126,29 +126,27 @@ def _listed(seen: Evidence, row: Row, target: Target) -> Verdict:
     if seen.exact or seen.outcome is None:
         return Verdict(
             Reason.FAILED,
-            f"{known} ({row.status.value}), but the class behaves differently ({behaves}); left as "
-            "it is. Report this.",
+            f"{known} ({row.status.value}) behaves differently from that release ({behaves}); left "
+            "as it is. Report this.",
         )
     return Verdict(
         Reason.DRIFTED,
-        f"{known} ({row.status.value}), but other code in {target.manager_file} changes how they "
-        f"behave ({behaves}); left as it is. Remove that change.",
+        f"{known} ({row.status.value}) behaves differently ({behaves}) because of other code in "
+        f"{target.manager_file}; left as it is. Remove that change.",
     )
 
 
 def _unlisted(seen: Evidence, target: Target) -> Verdict:
     if seen.retires:
-        return _fixed_elsewhere(f"vLLM {target.version} has other code than any known release")
+        return _fixed_elsewhere(f"vLLM {target.version} matches no known release")
     if seen.foreign is not None:
         return _replaced(seen.foreign)
     if seen.subclass is not None:
         return _overridden(seen.subclass)
     if "mamba_cache_mode" not in (target.source or ""):
-        return Verdict(
-            Reason.ABSENT, f"vLLM {target.version} has no align mode; there is nothing to fix."
-        )
+        return Verdict(Reason.ABSENT, f"vLLM {target.version} has no align mode; nothing to fix.")
     if seen.outcome is Outcome.STOPS_AT_GAP and seen.drift_allowed and seen.obstacle is None:
-        return _patched(seen, target, " It is not a known release; patched on request.")
+        return _patched(seen, target, " It matches no known release; MAMBA_RETIRE_ALLOW_DRIFT=1.")
     changed = ", ".join(seen.changed) or "the methods this patch depends on"
     advice = (
         f"It cannot take the patch: {seen.obstacle}."
@@ -167,19 +165,24 @@ def _patched(seen: Evidence, target: Target, remark: str = "") -> Verdict:
     if seen.loaded_from is not None:
         sentence = f"vLLM {target.version} retires across null gaps."
     else:
-        row = seen.row.version if seen.row else None
-        other = row is not None and row != (target.version or "").partition("+")[0]
         sentence = (
-            f"vLLM {target.version} {f'has the methods of vLLM {row} and ' if other else ''}keeps "
-            "states that lie before a null gap; every vLLM process will patch itself when it "
-            "starts."
+            f"{_named(target, seen.row)} keeps states that lie before a null gap; a process that "
+            "loads this package patches it."
         )
     return Verdict(Reason.PATCHED, sentence + remark)
 
 
+def _named(target: Target, row: Row | None) -> str:
+    """The vLLM, and the release whose methods it has if its version says another one."""
+    name = f"vLLM {target.version}"
+    if row is None or row.version == (target.version or "").partition("+")[0]:
+        return name
+    return f"{name} (methods of vLLM {row.version})"
+
+
 def _fixed_elsewhere(cause: str) -> Verdict:
     return Verdict(
-        Reason.FIXED_ELSEWHERE, f"{cause}; the class retires across null gaps and is left as it is."
+        Reason.FIXED_ELSEWHERE, f"{cause}; it retires across null gaps and is left as it is."
     )
 
 
@@ -194,6 +197,6 @@ def _replaced(method: str) -> Verdict:
 def _overridden(method: str) -> Verdict:
     return Verdict(
         Reason.CONFLICT,
-        f"{method} overrides a method that this patch changes, and may leak; ask its authors, or "
-        "remove this package.",
+        f"{method} overrides a method that this patch changes, and may leak; report it to its "
+        "authors, or remove this package.",
     )

@@ -78,7 +78,7 @@ class Verification:
 
     @property
     def proven(self) -> bool:
-        """Whether what was seen is what the verdicts promise."""
+        """Whether the observations agree with the verdicts."""
         return self.retirement_proven and self.keep_proven
 
     @property
@@ -105,25 +105,25 @@ class Verification:
 
     @property
     def problem(self) -> str | None:
-        """Why there was nothing to prove it on."""
+        """Why nothing could be run."""
         if self.patched.verdict.reason is Reason.NO_TARGET:
             return self.patched.verdict.sentence
         return self.patched.problem or self.stock.problem
 
     @property
     def sentence(self) -> str:
-        """What was proven, or what is wrong."""
+        """The result for people."""
         reason = self.patched.verdict.reason
         if not self.retirement_proven:
             return f"not proven: {self.problem or self.patched.verdict.sentence}"
         if not self.keep_proven:
             return f"not proven: {self.patched.keep}"
         return {
-            Reason.PATCHED: "stock keeps states before a null gap, patched retires them.",
-            Reason.NATIVE: "this vLLM retires across null gaps by itself.",
-            Reason.FIXED_ELSEWHERE: "this vLLM retires across null gaps without this package.",
-            Reason.LATENT: "the walk has the flaw, but this release's scheduler retires without a "
-            "lag (row 0), where nothing is kept.",
+            Reason.PATCHED: "proven: stock keeps states before a null gap, patched retires them.",
+            Reason.NATIVE: "proven: this vLLM carries the fix.",
+            Reason.FIXED_ELSEWHERE: "proven: this vLLM retires across null gaps by itself.",
+            Reason.LATENT: "proven: the walk has the flaw, but this release's scheduler retires "
+            "with lag 0, and then nothing is kept.",
             Reason.ABSENT: "this vLLM has no align mode; there is nothing to run.",
         }[reason]
 

@@ -134,7 +134,7 @@ def test_status_with_a_broken_table_says_where(trees: Path, child: Child, tmp_pa
 def test_status_tells_of_a_mode_that_does_not_exist(trees: Path, command: Run) -> None:
     code, answer = command(str(trees / LIVE), "status", MAMBA_RETIRE="requier")
     assert code == 1
-    assert "MAMBA_RETIRE=requier is none of auto, require, off" in answer["left_out"]
+    assert "MAMBA_RETIRE=requier is not auto, require or off" in answer["left_out"]
 
 
 def test_status_names_a_product_that_touches_the_class(

@@ -81,7 +81,7 @@ def test_look_at_the_image_is_fine(run: Run, image: str) -> None:
 def test_look_at_the_image_finds_a_plugin_list_without_us(run: Run) -> None:
     done = run(pod()["initContainers"][0]["command"], **environment(), VLLM_PLUGINS="lora")
     assert done.returncode == 1
-    assert "VLLM_PLUGINS=lora leaves this package out" in done.stdout
+    assert "VLLM_PLUGINS=lora does not list this package" in done.stdout
 
 
 def test_startup_probe_fails_until_the_server_answers(run: Run) -> None:

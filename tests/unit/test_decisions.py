@@ -59,7 +59,7 @@ INSTALLED = replace(LIVE, ours_installed=True, outcome=None)
 CASES = [
     Case("live", {}, Reason.PATCHED, ("0.29.0", "retires")),
     Case("off comes first", {"off": True, "target": None}, Reason.OFF, ("MAMBA_RETIRE=off",)),
-    Case("no vLLM", {"target": None}, Reason.NO_TARGET, ("no vLLM",)),
+    Case("no vLLM", {"target": None}, Reason.NO_TARGET, ("cannot import vLLM",)),
     Case("compiled", {"loaded_from": str(FILE.with_suffix(".pyc"))}, Reason.PATCHED),
     Case(
         "two trees",
@@ -73,7 +73,7 @@ CASES = [
         Reason.CONFLICT,
         ("one vLLM",),
     ),
-    Case("only looked at", {"loaded_from": None, "outcome": None}, Reason.PATCHED, ("itself",)),
+    Case("only looked at", {"loaded_from": None, "outcome": None}, Reason.PATCHED, ("a process",)),
     # Our patch is on the class.
     Case("installed", {}, Reason.PATCHED, ("retires",), INSTALLED),
     Case("installed, no source", {"target": NO_SOURCE}, Reason.PATCHED, (), INSTALLED),
@@ -128,7 +128,7 @@ CASES = [
     # A listed release.
     Case("absent", {"row": row(Status.ABSENT)}, Reason.ABSENT, ("no align mode",)),
     Case("latent", {"row": row(Status.LATENT)}, Reason.LATENT, ("does not reach",)),
-    Case("native", {}, Reason.NATIVE, ("carries the fix itself",), NATIVE),
+    Case("native", {}, Reason.NATIVE, ("carries the fix",), NATIVE),
     Case("native, only looked at", {"outcome": None}, Reason.NATIVE, (), NATIVE),
     Case("native, wrapped", {"foreign": "free (x.y)"}, Reason.NATIVE, (), NATIVE),
     Case("native, overridden", {"subclass": "x.Sub.free"}, Reason.NATIVE, (), NATIVE),
@@ -161,7 +161,12 @@ CASES = [
         ("free (x.y)",),
     ),
     Case("live, overridden", {"subclass": "x.Sub.free"}, Reason.CONFLICT, ("x.Sub.free",)),
-    Case("live that behaves", {"outcome": Outcome.RETIRES}, Reason.FIXED_ELSEWHERE, ("fixes",)),
+    Case(
+        "live that behaves",
+        {"outcome": Outcome.RETIRES},
+        Reason.FIXED_ELSEWHERE,
+        ("is fixed by other code",),
+    ),
     Case(
         "live that behaves in part",
         {"outcome": Outcome.WRONG, "exact": False},
@@ -183,10 +188,16 @@ CASES = [
         "unlisted that behaves",
         {"outcome": Outcome.RETIRES, "drift_allowed": True, "foreign": "free (x.y)"},
         Reason.FIXED_ELSEWHERE,
-        ("other code than any known release",),
+        ("matches no known release",),
         UNLISTED,
     ),
-    Case("on request", {"drift_allowed": True}, Reason.PATCHED, ("on request",), UNLISTED),
+    Case(
+        "on request",
+        {"drift_allowed": True},
+        Reason.PATCHED,
+        ("matches no known release",),
+        UNLISTED,
+    ),
     Case(
         "on request, but it takes other arguments",
         {"drift_allowed": True, "obstacle": "M.m takes (self, x)"},
@@ -198,7 +209,7 @@ CASES = [
         "on request, only inspected",
         {"drift_allowed": True, "loaded_from": None},
         Reason.PATCHED,
-        ("will patch itself", "on request"),
+        ("a process that loads this package", "matches no known release"),
         UNLISTED,
     ),
     Case(

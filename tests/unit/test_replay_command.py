@@ -19,8 +19,8 @@ class _Found:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (None, "vllm: none is installed here"),
-        (_Found(None), "vllm: none is installed here"),
+        (None, "vllm: not installed here"),
+        (_Found(None), "vllm: not installed here"),
         (_Found("0.25.1"), "vllm: 0.25.1 cannot be replayed, only 0.26 and newer"),
         (_Found("0.11.2.dev280+gabc"), "cannot be replayed"),
     ],

@@ -1,6 +1,6 @@
-"""``inspect-image``: the verdict on an image that is not running.
+"""``inspect-image``: shows the verdict on an image that is not running.
 
-Prints and gives exit codes; how images are read is in `vllm_mamba_retire.images`.
+Prints and sets the exit status; `vllm_mamba_retire.images` reads the image.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ SCHEMA = 1
 def inspect_image(
     image: Annotated[
         str | None,
-        typer.Argument(help="Name, digest or id of an image that the engine has.", metavar="IMAGE"),
+        typer.Argument(help="Name, digest or id of a local image.", metavar="IMAGE"),
     ] = None,
     rootfs: Annotated[
-        Path | None, typer.Option(help="Root of an unpacked image.", show_default=False)
+        Path | None, typer.Option(help="Root folder of an unpacked image.", show_default=False)
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="docker or podman; by default the one that answers.", show_default=False),
+        typer.Option(help="docker or podman. Default: the one that is there.", show_default=False),
     ] = None,
     architecture: Annotated[
         str | None,
-        typer.Option(help="amd64, arm64: refuse an image for another.", show_default=False),
+        typer.Option(help="Refuse an image for another one: amd64, arm64.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine output on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell which vLLM an image would serve and whether it is fixed, without starting it.
+    """Show which vLLM an image serves, and whether it is fixed.
 
-    Nothing of the image is executed. Exit 0: patched, native or nothing to fix. Exit 1: a finding.
-    Exit 2: the image cannot be read, has no vLLM or no Python.
+    Nothing in the image is executed.
+
+    Exit 0: patched, native or nothing to fix. Exit 1: a finding. Exit 2: the image cannot be read,
+    or has no vLLM or no Python.
     """
     if (image is None) == (rootfs is None):
         raise typer.BadParameter("give one of IMAGE and --rootfs")
@@ -87,6 +89,8 @@ def _show(inspection: Inspection) -> None:
     for name, value in rows.items():
         if value:
             console.print(f"{name:14}{one_line(value)}")
-    console.print(inspection.reason, style="red" if inspection.finding else "green", end=": ")
+    # In the future tense: nothing of the image runs yet.
+    headline = "will be patched" if inspection.reason == "patched" else inspection.reason
+    console.print(headline, style="red" if inspection.finding else "green", end=": ")
     console.print(one_line(inspection.sentence))
     console.print(one_line(inspection.keep))

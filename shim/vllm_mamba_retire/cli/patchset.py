@@ -1,6 +1,6 @@
 """``diff``, ``apply``, ``check`` and ``revert``: the fix on disk.
 
-Prints and gives exit codes; what the commands mean is in `vllm_mamba_retire.patchset`.
+Prints and sets the exit status; `vllm_mamba_retire.patchset` does the work.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ SCHEMA = 1
 Target = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that holds vllm/: a site-packages or a source checkout. "
-        "By default that of the vLLM which this interpreter imports.",
+        help="Folder that holds vllm/: site-packages or a source checkout. "
+        "Default: that of the vLLM that this Python imports.",
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Probe = Annotated[
-    bool, typer.Option(help="Run the patched code in a child process before it is written.")
+    bool, typer.Option(help="Run the patched code in a child process before writing it.")
 ]
 
 
 def diff(target: Target = None) -> None:
-    """Show what ``apply`` would change, as a diff for ``patch -p1``.
+    """Show what apply would change, as a diff.
 
-    Exit 0: known tree. Exit 1: a tree that apply would refuse. Exit 2: no vLLM there.
+    The diff is for patch -p1.
+
+    Exit 0: a known tree. Exit 1: a tree that apply would refuse. Exit 2: no vLLM there.
     """
     with _reported("diff") as report:
         from vllm_mamba_retire.patchset import RefusedError, as_diff
@@ -51,19 +53,22 @@ def diff(target: Target = None) -> None:
             raise RefusedError(tree.sentence)
         typer.echo(as_diff(tree, tree.patched), nl=False)
         applied = tree.data == tree.patched
-        report.sentence = "the series is applied; there is nothing to change" if applied else ""
+        report.sentence = "the series is applied; nothing to change" if applied else ""
 
 
 def check(
     target: Target = None,
     probe: Annotated[
-        bool, typer.Option(help="Run code that is known by no hash in a child process.")
+        bool, typer.Option(help="Run code with an unknown hash in a child process.")
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Report the state of a tree, by hashes: pristine, applied, half applied, foreign change.
+    """Report the state of a vLLM tree, by its hashes.
 
-    Exit 0: applied, or a release that needs nothing. Exit 1: anything else. Exit 2: no vLLM there.
+    The state is pristine, applied, half applied, foreign change or not covered.
+
+    Exit 0: applied, or a release that needs no patch. Exit 1: any other state. Exit 2: no vLLM
+    there.
     """
     with _reported("check", as_json) as report:
         from vllm_mamba_retire.patchset import link_in, overriding_code, tidy
@@ -83,9 +88,12 @@ def check(
 def apply(
     target: Target = None, yes: Yes = False, probe: Probe = True, as_json: Json = False
 ) -> None:
-    """Apply the patch series to a vLLM tree: show the diff, ask, probe the new code, write it.
+    """Apply the patch series to a vLLM tree.
 
-    Exit 0: applied, now or before. Exit 1: refused or failed, nothing changed. Exit 2: usage.
+    Shows the diff, asks for confirmation, probes the new code and writes the file.
+
+    Exit 0: applied, now or before. Exit 1: refused or failed, nothing changed. Exit 2: usage error,
+    or no vLLM there.
     """
     with _reported("apply", as_json) as report:
         tree = report.read(target)
@@ -93,9 +101,10 @@ def apply(
 
 
 def revert(target: Target = None, yes: Yes = False, as_json: Json = False) -> None:
-    """Take the patch series off a vLLM tree: the file is byte for byte as released again.
+    """Restore the released file of a vLLM tree.
 
-    Exit 0: as released, now or before. Exit 1: refused or failed, nothing changed. Exit 2: usage.
+    Exit 0: as released, now or before. Exit 1: refused or failed, nothing changed. Exit 2: usage
+    error, or no vLLM there.
     """
     with _reported("revert", as_json) as report:
         tree = report.read(target)
@@ -134,7 +143,7 @@ class _Report:
         return tree
 
     def change(self, tree: Tree, after: bytes | None, yes: bool, probe: bool) -> None:
-        """Show the change, ask, and make it."""
+        """Show the change, confirm it, and write it."""
         from vllm_mamba_retire import patchset
 
         if after is None:
@@ -162,7 +171,7 @@ class _Report:
         if yes:
             return
         if self.as_json or not sys.stdin.isatty():
-            raise PatchsetError("not confirmed, nothing was changed: pass --yes")
+            raise PatchsetError("not a terminal, nothing was changed; pass --yes to confirm")
         if not typer.confirm(f"Change vLLM {tree.version} at {safe(tree.root)}?", err=True):
             raise RefusedError("not confirmed")
 
@@ -225,4 +234,4 @@ def _show_diff(text: str) -> None:
 
 
 def _report_waiting() -> None:
-    typer.echo("another process changes this tree; waiting for it", err=True)
+    typer.echo("another process is changing this tree; waiting for it", err=True)

@@ -1,6 +1,6 @@
-"""``plan``: is a server affected, what does it cost, what would help.
+"""``plan``: tells whether a server is affected, what it costs, and what helps.
 
-Gathers what is known of the server and shows the answer, which is `plan.planner`'s.
+Collects the figures of the server and shows the plan that `plan.planner` makes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def plan(
         list[str] | None,
         typer.Argument(
             metavar="[-- COMMAND]",
-            help="A pasted 'vllm serve MODEL ...', 'docker run ...' or the flags alone, "
-            "or a compose file or Kubernetes manifest.",
+            help="A pasted 'vllm serve MODEL ...' or 'docker run ...', the flags alone, "
+            "a compose file or a Kubernetes manifest.",
             show_default=False,
         ),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Model folder or config.json, local.", show_default=False)
+        Path | None, typer.Option(help="Local model folder or config.json.", show_default=False)
     ] = None,
     log: Annotated[
         Path | None,
@@ -43,15 +43,15 @@ def plan(
     ] = None,
     metrics: Annotated[
         Path | None,
-        typer.Option(help="What the server answers on /metrics; - is stdin.", show_default=False),
+        typer.Option(help="Saved /metrics of the server; - is stdin.", show_default=False),
     ] = None,
     block: Annotated[Number, typer.Option(help="Mamba block size, in tokens.")] = None,
-    budget: Annotated[Number, typer.Option(help="max_num_batched_tokens.")] = None,
+    budget: Annotated[Number, typer.Option(help="Tokens per step: max_num_batched_tokens.")] = None,
     prompt: Annotated[
-        Number, typer.Option(help="Longest prompt, in tokens; by default the server's limit.")
+        Number, typer.Option(help="Longest prompt, in tokens. Default: the server's limit.")
     ] = None,
-    requests: Annotated[int, typer.Option(help="Such requests at once.", min=1)] = 1,
-    spec: Annotated[Number, typer.Option(help="Draft tokens.")] = None,
+    requests: Annotated[int, typer.Option(help="Longest requests at the same time.", min=1)] = 1,
+    spec: Annotated[Number, typer.Option(help="Draft tokens per step.")] = None,
     lag: Annotated[Number, typer.Option(help="Steps in flight; async scheduling has 1.")] = None,
     mode: Annotated[
         str | None,
@@ -60,7 +60,7 @@ def plan(
     groups: Annotated[Number, typer.Option(help="Mamba groups.")] = None,
     attention_groups: Annotated[Number, typer.Option(help="Attention groups.")] = None,
     block_bytes: Annotated[Number, typer.Option(help="Bytes of a pool block on a GPU.")] = None,
-    pool: Annotated[Number, typer.Option(help="num_gpu_blocks.")] = None,
+    pool: Annotated[Number, typer.Option(help="Blocks in the pool: num_gpu_blocks.")] = None,
     kv_memory: Annotated[
         float | None, typer.Option(help="GiB for the KV cache on a GPU, instead of --pool.")
     ] = None,
@@ -71,18 +71,19 @@ def plan(
         bool,
         typer.Option(
             "--replay/--no-replay",
-            help="Measure by replay when the server's vLLM is installed here.",
+            help="Measure by replay if the server's vLLM is installed here.",
         ),
     ] = True,
     chart: Annotated[
-        Path | None, typer.Option(help="Draw states and blocks over the prompt length here.")
+        Path | None,
+        typer.Option(help="Draw states and blocks over the prompt length."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine output on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell whether a server is affected, what that costs, and which settings would help.
+    """Tell whether a server is affected, and what helps.
 
-    From a server's log or /metrics, the command that starts it, a model (vLLM derives the rest),
-    or figures given here, which overrule the others.
+    Takes a server's log or /metrics, the command that starts it, a model, or figures as options.
+    Options override the other sources.
 
     Exit 0: not affected. Exit 1: affected. Exit 2: bad input, or it cannot be decided.
     """

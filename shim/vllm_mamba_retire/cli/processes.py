@@ -30,7 +30,7 @@ def show(console: Console, nodes: Sequence[Node]) -> None:
 
 
 def as_data(nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """As JSON knows it, a node each."""
+    """For JSON: one entry per node."""
     return [
         {"node": node.name or None, "problem": node.problem, **node.survey.to_data()}
         for node in nodes
@@ -82,7 +82,7 @@ def _table(nodes: Sequence[Node]) -> Any:
 
 
 def _sentences(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, bool]]:
-    """What is to be said beyond the table: node, sentence, and whether it is a finding."""
+    """Sentences below the table: node, sentence, and whether it is a finding."""
     for node in nodes:
         if node.problem is not None:
             yield node, node.problem, True

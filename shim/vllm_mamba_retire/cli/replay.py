@@ -1,6 +1,6 @@
-"""``replay``: a workload through the installed vLLM's own scheduler, on each side.
+"""``replay``: runs a workload on the installed vLLM's own scheduler, once per side.
 
-Reads the options and shows the outcome; `vllm_mamba_retire.replay` does the work.
+Reads the options and shows the results; `vllm_mamba_retire.replay` does the work.
 """
 
 from __future__ import annotations
@@ -42,36 +42,38 @@ def replay(
         list[Path] | None, typer.Argument(metavar="[CASES.yaml]...", show_default=False)
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--id", help="Only this case of the files.")
+        list[str] | None, typer.Option("--id", help="Run only this case of the files.")
     ] = None,
     block: Annotated[int | None, typer.Option(help="Mamba block size, in tokens.")] = None,
-    budget: Annotated[int, typer.Option(help="max_num_batched_tokens.")] = 8192,
+    budget: Annotated[int, typer.Option(help="Tokens per step: max_num_batched_tokens.")] = 8192,
     prompt: Annotated[int, typer.Option(help="Prompt of each request, in tokens.")] = 100_000,
-    output: Annotated[int, typer.Option(help="Tokens each request generates.")] = 1,
-    requests: Annotated[int, typer.Option(help="Requests.")] = 1,
+    output: Annotated[int, typer.Option(help="Tokens that each request generates.")] = 1,
+    requests: Annotated[int, typer.Option(help="Number of requests.")] = 1,
     every: Annotated[int, typer.Option(help="Steps between two arrivals.")] = 0,
-    spec: Annotated[int, typer.Option(help="Draft tokens = speculative blocks.")] = 0,
-    drafter: Annotated[str, typer.Option(help="Who drafts: mtp or ngram.")] = "mtp",
+    spec: Annotated[int, typer.Option(help="Draft tokens per step (speculative blocks).")] = 0,
+    drafter: Annotated[str, typer.Option(help="Source of the drafts: mtp or ngram.")] = "mtp",
     lag: Annotated[int, typer.Option(help="Steps in flight; async scheduling has 1.")] = 1,
     groups: Annotated[int, typer.Option(help="Mamba groups beside the attention group.")] = 3,
     pool: Annotated[
-        int | None, typer.Option(help="num_gpu_blocks; by default more than needed.")
+        int | None, typer.Option(help="Blocks in the pool (num_gpu_blocks). Default: ample.")
     ] = None,
     retention: Annotated[
-        str, typer.Option(help="prefix_cache_retention_interval: tokens, dense or default.")
+        str,
+        typer.Option(help="prefix_cache_retention_interval: tokens, dense or default."),
     ] = "default",
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Write every step of every side here.")
+        Path | None, typer.Option("--csv", help="Write every step of every side to this file.")
     ] = None,
     chart: Annotated[
         Path | None,
-        typer.Option(help="Draw the first replay that shows a difference here, .png or .svg."),
+        typer.Option(help="Draw the first replay with a difference, as .png or .svg."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine output on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Replay requests through the installed vLLM's own scheduler: stock, fixed, newest state kept.
+    """Replay requests on the installed vLLM's own scheduler.
 
-    Takes case files, or one geometry from the flags (--block). Needs no GPU and no weights.
+    Each replay runs stock, with the fix, and with the newest state kept. Give case files, or one
+    geometry with --block and other options. Needs no GPU and no weights.
 
     Exit 0: fine. Exit 1: a figure of a case differs, or a replay got stuck. Exit 2: bad input, or
     a vLLM that cannot be replayed.
@@ -121,7 +123,7 @@ def replay(
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Bad input, and a child process without an answer, end the command with exit 2."""
+    """End the command with exit 2 on bad input, or if a child process fails."""
     from vllm_mamba_retire.child import ChildError
     from vllm_mamba_retire.replay.scenario import InputError
 
@@ -140,7 +142,7 @@ def _release() -> str:
 
     target = find_target()
     if target is None or target.version is None:
-        raise InputError("vllm: none is installed here; replay needs it (plan does not).")
+        raise InputError("vllm: not installed here; replay needs it (plan does not).")
     if not replayable(target.version):
         raise InputError(f"vllm: {target.version} cannot be replayed, only {OLDEST} and newer.")
     return target.version
@@ -152,10 +154,10 @@ def _selected(cases: Sequence[Case], only: list[str] | None) -> list[Case]:
     known = {case.id for case in cases}
     for name in only or ():
         if name not in known:
-            raise InputError(f"id: there is no case {name}.")
+            raise InputError(f"id: the files have no case {name}.")
     chosen = [case for case in cases if not only or case.id in only]
     if not any(case.scenarios for case in chosen):
-        raise InputError("prompt: none of the cases has one, there is nothing to replay.")
+        raise InputError("prompt: no case has a prompt, so there is nothing to replay.")
     return chosen
 
 

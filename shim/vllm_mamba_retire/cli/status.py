@@ -1,7 +1,7 @@
-"""``status``: is the vLLM here fixed, and what did each running vLLM process decide?
+"""``status``: shows the verdict on the installed vLLM and on every running vLLM process.
 
-Imports neither vLLM nor torch, and answers in a fraction of a second. Where the files alone cannot
-decide, a child process imports vLLM's manager and runs the probe.
+Imports neither vLLM nor torch, and takes a fraction of a second. If the files alone cannot decide,
+a child process imports vLLM's manager and runs the probe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_mamba_retire import disarm
-from vllm_mamba_retire.names import KEEP_VARIABLE, MODE_VARIABLE
+from vllm_mamba_retire.names import KEEP_VARIABLE, MODE_VARIABLE, read_mode
+from vllm_mamba_retire.verdict import Reason
 
 from .text import one_line, safe
 
@@ -28,7 +29,7 @@ SCHEMA = 1
 
 
 class Format(str, Enum):
-    """How to answer."""
+    """Formats of the output."""
 
     TEXT = "text"
     JSON = "json"
@@ -40,25 +41,25 @@ def status(
         Format,
         typer.Option(
             "--format",
-            help="prometheus: for the node exporter's text-file collector, processes only.",
+            help="prometheus: running processes, for the node exporter's text-file collector.",
         ),
     ] = Format.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Ask every node of the Ray cluster (RAY_ADDRESS).")
+        bool, typer.Option("--ray", help="Query every node of the Ray cluster (RAY_ADDRESS).")
     ] = False,
     no_probe: Annotated[
         bool,
         typer.Option(
             "--no-probe",
-            help="Decide by the files alone: do not run a child process that imports vLLM.",
+            help="Decide by the files alone; run no child process that imports vLLM.",
         ),
     ] = False,
 ) -> None:
-    """Tell whether the vLLM here is fixed, and what each running vLLM process decided.
+    """Show the verdict on the installed and the running vLLM.
 
-    Exit 0: patched, native or nothing to fix. Exit 1: a finding, such as an engine core that runs
-    unpatched and should not. Exit 2: the question cannot be answered.
+    Exit 0: patched, native or nothing to fix. Exit 1: a finding, such as an engine core that
+    should be patched and is not. Exit 2: it cannot be decided.
     """
     # Nothing here imports vLLM, and looking for it must not load what waits for its import.
     disarm()
@@ -167,7 +168,7 @@ def show(console: Console, here: Settings, nodes: list[Node]) -> None:
         say(f"  manager file: sha256 {target.sha256 or 'unknown'}{_as_listed(here)}")
     say(f"  interpreter: {here.interpreter}, Python {here.python}")
     for path in here.shadowed:
-        say(f"  not used: {path}, further down the path")
+        say(f"  not used: {path}, later on the path")
     for each in here.products:
         say(f"  also here: {each.product.distribution} {each.version}, which")
         say(f"    {each.product.does}")
@@ -175,17 +176,25 @@ def show(console: Console, here: Settings, nodes: list[Node]) -> None:
         say(f"  {MODE_VARIABLE}={here.mode}")
     if here.keep != "none":
         say(f"  {KEEP_VARIABLE}={here.keep}")
-    say(here.verdict.reason.value, style="red" if here.verdict.in_doubt else "green")
+    say(_headline(here), style="red" if here.finding else "green")
     say(f"  {here.verdict.sentence}")
     if here.obstacle is not None:
         say(f"! {here.obstacle}", style="red")
     show_processes(console, nodes)
 
 
+def _headline(here: Settings) -> str:
+    """The verdict in the future tense: nothing of this vLLM runs yet."""
+    if here.verdict.reason is not Reason.PATCHED:
+        return str(here.verdict.reason.value)
+    off = read_mode(here.mode) == "off"
+    return "will not be patched" if off or here.obstacle else "will be patched when vLLM starts"
+
+
 def _as_listed(here: Settings) -> str:
-    """What the table says of the release that the version names."""
+    """How the manager file relates to the release that the version names."""
     if here.row is None:
-        return ", of a version that the table does not know"
+        return ", version not in the matrix"
     published = here.target is not None and here.target.sha256 == here.row.manager_sha256
     relation = "as published" if published else "not as published"
     return f", {relation} in {here.row.version} ({here.row.status.value})"

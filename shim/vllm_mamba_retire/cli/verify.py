@@ -1,4 +1,4 @@
-"""``verify``: run the installed vLLM's own manager, stock and patched, and show both columns."""
+"""``verify``: runs the installed vLLM's own manager, stock and patched, and compares them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ SCHEMA = 1
 
 
 def verify(
-    as_json: Annotated[bool, typer.Option("--json", help="Machine output on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Prove on the installed vLLM what status says: probe and replays, stock and patched.
+    """Prove the verdict: run the installed vLLM stock and patched.
 
-    Takes two imports of vLLM, each in a process of its own; no GPU, no weights. Exit 0: proven.
-    Exit 1: not proven, or in doubt. Exit 2: there is no vLLM to run, or it cannot be run.
+    Runs a probe and replays in two processes that import vLLM. Needs no GPU and no weights.
+
+    Exit 0: proven. Exit 1: not proven. Exit 2: there is no vLLM, or it cannot run.
     """
     disarm()
     from vllm_mamba_retire.verification import verify as run
@@ -75,7 +76,7 @@ def _show(seen: Verification) -> None:
         for name in ("", "stock", "patched", "at most"):
             table.add_column(name)
         outcomes = [side.outcome.value if side.outcome else "-" for side in (stock, patched)]
-        table.add_row("a state before a null gap", *outcomes, "")
+        table.add_row("state before a null gap", *outcomes, "")
         for at, lag in enumerate(LAGS):
             peaks = [str(side.peaks[at]) if side.peaks else "-" for side in (stock, patched)]
             table.add_row(f"peak states, lag {lag}", *peaks, str(bound(lag)))

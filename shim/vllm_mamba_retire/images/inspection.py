@@ -56,8 +56,8 @@ class Inspection:
         if self._undecided:
             trees = ", ".join([str(self.target.package), *self.serving.others])
             return (
-                f"The image has several vLLM ({trees}), and its command does not tell which one "
-                "serves; remove the others, or start the Python that serves by its path."
+                f"The image has several vLLM ({trees}), and its command does not determine which "
+                "one serves; remove the others, or start the Python that serves by its path."
             )
         if self.obstacle:
             return f"vLLM {self.target.version} leaks and is not patched: {self.obstacle}"

@@ -64,7 +64,7 @@ def test_without_confirmation_nothing_is_changed(run: Run, site: Path):
     assert "pass --yes" in json.loads(done.stdout)["sentence"]
     done = run("apply", "--no-probe")
     assert done.exit_code == 2
-    assert "not confirmed, nothing was changed: pass --yes" in done.stderr
+    assert "nothing was changed; pass --yes to confirm" in done.stderr
     assert "+b2 = 20" in done.stderr
     assert everything(site) == before
 
