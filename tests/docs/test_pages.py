@@ -45,6 +45,16 @@ def test_json_page_names_every_key_of_a_document(command: str, shell: Shell) -> 
     assert set(document) == named | {"schema"}
 
 
+@pytest.mark.parametrize("command", ["status", "verify", "plan", "replay"])
+def test_tables_fit_into_80_columns(command: str, shell: Shell) -> None:
+    done = shell(
+        f"COLUMNS=80 vllm-mamba-retire {COMMANDS[command].removesuffix(' --json')}", "0.29.0"
+    )
+    rows = [line for line in done.stdout.splitlines() if "   " in line or "─" in line]
+    assert command == "status" or len(rows) > 3, done.stdout + done.stderr
+    assert [line for line in rows if len(line) > 80 or "…" in line] == []
+
+
 def test_drawing_is_of_what_the_release_does(shell: Shell) -> None:
     script = "import json; from tools.docs.drawings import measure; print(json.dumps(measure()))"
     done = shell(f"cd {ROOT} && MAMBA_RETIRE=off {sys.executable} -c '{script}'", "0.29.0")

@@ -86,10 +86,16 @@ def test_text_names_each_process_with_its_verdict_and_counters() -> None:
 
 
 def test_text_shows_keeping_only_where_it_was_requested() -> None:
-    assert "keep" not in shown(Node(survey=Survey([CORE]))).replace("would keep", "")
+    assert "keep" not in shown(Node(survey=Survey([CORE]))).replace("stock keeps", "")
     lines = [line.split() for line in shown(Node(survey=Survey([KEEPING, CORE]))).splitlines()]
     assert ["76", "engine", "core", "0.29.0", "patched", "47", "43", "on", "12"] in lines
     assert ["71", "engine", "core", "0.29.0", "patched", "47", "43", "off"] in lines
+
+
+def test_the_table_fits_into_80_columns() -> None:
+    text = shown(Node(survey=Survey([CORE, WORKER, KEEPING])))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "engine core" in text
 
 
 def test_keeping_that_is_not_possible_is_said_and_is_no_finding() -> None:

@@ -13,8 +13,8 @@ from .text import one_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-_COLUMNS = ("pid", "process", "vLLM", "verdict", "states freed", "stock would keep")
-_KEEP_COLUMNS = ("keep", "kept to the end")  # where the newest states are to be kept
+_COLUMNS = ("pid", "process", "vLLM", "verdict", "freed", "stock keeps")
+_KEEP_COLUMNS = ("keep", "kept")  # where the newest states are to be kept
 
 
 def show(console: Console, nodes: Sequence[Node]) -> None:
@@ -55,7 +55,7 @@ def _table(nodes: Sequence[Node]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
     several = len(nodes) > 1
     if several:
         table.add_column("node")

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _PLAIN_WIDTH = 160  # columns where no terminal limits them
 _FIGURES = {
-    "peak_states": "peak states",
-    "peak_used": "peak blocks",
+    "peak_states": "states",
+    "peak_used": "blocks",
     "scheduled_tokens": "tokens",
-    "prefill_steps": "prefill steps",
+    "prefill_steps": "steps",
     "rollbacks": "roll-backs",
-    "redone_tokens": "redone tokens",
-    "hit_tokens": "hit tokens",
+    "redone_tokens": "redone",
+    "hit_tokens": "hits",
 }
 Replayed = Sequence[tuple["Case", "list[Comparison]"]]
 
@@ -268,24 +268,32 @@ def _rows(comparisons: Iterable[Comparison]) -> Iterator[dict[str, Any]]:
 
 
 def _show(comparisons: Sequence[Comparison], findings: Sequence[str]) -> None:
+    """One table per replay: with the case's name in a column it would not fit into 80 columns."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"vLLM {comparisons[0].stock.vllm}", title_justify="left")
-    table.add_column("case", no_wrap=True)
-    for name in ("lag", "pool", "side", *_FIGURES.values()):
-        table.add_column(name, justify="right")
-    for comparison in comparisons:
-        scenario = comparison.scenario
-        head = (safe(scenario.id), str(scenario.lag), str(scenario.pool or "ample"))
-        for side, run in comparison.runs.items():
-            figures = (f"{getattr(run, name):,}" for name in _FIGURES)
-            table.add_row(*head, run_name(side, run) + (" (stuck)" * bool(run.stuck)), *figures)
-            head = ("", "", "")
-    console = Console(markup=False)
+    console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
-    console.print(table)
+    console.print(f"vLLM {comparisons[0].stock.vllm}")
+    for comparison in comparisons:
+        scenario = comparison.scenario
+        title = f"{safe(scenario.id)}: lag {scenario.lag}, pool {scenario.pool or 'ample'}"
+        table = Table(
+            title=f"\n{title}",
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            collapse_padding=True,
+        )
+        for name in ("side", *_FIGURES.values()):
+            table.add_column(name, justify="right" if name != "side" else "left", no_wrap=True)
+        for side, run in comparison.runs.items():
+            figures = (f"{getattr(run, name):,}" for name in _FIGURES)
+            table.add_row(run_name(side, run) + (" (stuck)" * bool(run.stuck)), *figures)
+        console.print(table)
+    console.print("\nstates, blocks: peaks; steps: of prefill; redone, hits: tokens")
     for finding in findings:
         typer.echo(f"Finding: {safe(finding)}", err=True)
 

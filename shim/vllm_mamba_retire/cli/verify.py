@@ -21,9 +21,9 @@ SCHEMA = 1
 def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Prove the verdict: run the installed vLLM stock and patched.
+    """Prove the verdict on the installed vLLM.
 
-    Runs a probe and replays in two processes that import vLLM. Needs no GPU and no weights.
+    Runs a probe and replays on it, stock and patched. Needs no GPU and no weights.
 
     Exit 0: proven. Exit 1: not proven. Exit 2: there is no vLLM, or it cannot run.
     """
