@@ -80,3 +80,16 @@ def fences() -> int:
     """How many command blocks there are, counted in another way."""
     opening = re.compile(r"^\s*```(sh|bash|shell|console)\b")
     return sum(bool(opening.match(line)) for p in pages() for line in p.read_text().splitlines())
+
+
+def bare_fences() -> list[str]:
+    """Fences without a language: their commands would escape the check that commands are run."""
+    found = []
+    for page in pages():
+        inside = False
+        for number, line in enumerate(page.read_text().splitlines(), start=1):
+            if line.lstrip().startswith("```"):
+                inside = not inside
+                if inside and line.strip() == "```":
+                    found.append(f"{page.relative_to(ROOT).as_posix()}:{number}")
+    return found

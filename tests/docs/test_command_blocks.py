@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docs.blocks import Block, Shell, blocks, fences
+from tests.docs.blocks import Block, Shell, bare_fences, blocks, fences
 
 ALL = list(blocks())
 RUN = [block for block in ALL if "not run" not in block.notes]
@@ -12,6 +12,10 @@ RUN = [block for block in ALL if "not run" not in block.notes]
 
 def test_no_block_is_overlooked() -> None:
     assert len(ALL) == fences()
+
+
+def test_every_fence_names_its_language() -> None:
+    assert bare_fences() == []
 
 
 def test_notes_are_those_that_mean_something() -> None:
