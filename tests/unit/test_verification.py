@@ -39,7 +39,7 @@ def test_keeping_is_proven_by_the_probe_before_and_after(
 ) -> None:
     seen = verification(keep, stock, patched)
     assert seen.proven is proven
-    assert seen.sentence.startswith("stock keeps states" if proven else f"not proven: {keep}")
+    assert seen.sentence.startswith("proven: stock keeps" if proven else f"not proven: {keep}")
 
 
 def test_without_the_retirement_nothing_is_proven() -> None:
