@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tools.proof.compare import MANAGER_FILE, Side
+from tools.proof.compare import MANAGER_FILE, Variant
 
 NATIVE = "0.30.0"
 STEPS_VARIABLE = "MAMBA_RETIRE_PROOF_STEPS"
@@ -19,20 +19,20 @@ def steps() -> int:
 
 
 @pytest.fixture(scope="session")
-def patched(trees: Path, release: str) -> Side:
-    return Side(trees / release, "patched")
+def patched(trees: Path, release: str) -> Variant:
+    return Variant(trees / release, "patched")
 
 
 @pytest.fixture(scope="session")
-def stock(trees: Path, release: str) -> Side:
-    return Side(trees / release, "as-is")
+def stock(trees: Path, release: str) -> Variant:
+    return Variant(trees / release, "as-is")
 
 
 @pytest.fixture(scope="session")
-def native(trees: Path) -> Side:
-    return Side(trees / NATIVE, "as-is")
+def native(trees: Path) -> Variant:
+    return Variant(trees / NATIVE, "as-is")
 
 
 @pytest.fixture(scope="session")
-def graft(trees: Path, release: str) -> Side:
-    return Side(trees / release, "graft", trees / NATIVE / MANAGER_FILE)
+def graft(trees: Path, release: str) -> Variant:
+    return Variant(trees / release, "graft", trees / NATIVE / MANAGER_FILE)

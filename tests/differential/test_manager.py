@@ -11,14 +11,14 @@ import json
 from pathlib import Path
 
 import pytest
-from tools.proof.compare import Comparison, Side, compare, first_difference, runners, shrink
+from tools.proof.compare import Tally, Variant, compare, first_difference, runners, shrink
 from tools.proof.sequences import Scope, Sequence, seeded
 
 LENGTH = 200  # operations of a sequence
 REGRESSIONS = Path(__file__).with_name("regressions")
 
 
-def show(left: Side, right: Side, seed: int, scope: Scope) -> str:
+def show(left: Variant, right: Variant, seed: int, scope: Scope) -> str:
     """A seed whose sides differ, cut down and saved, with the first difference in words."""
     with runners(left, right) as (one, other):
         whole = seeded(seed, LENGTH, scope)
@@ -29,7 +29,7 @@ def show(left: Side, right: Side, seed: int, scope: Scope) -> str:
         return f"seed {seed}, saved as {saved.name}: {first_difference(one, other, least)}"
 
 
-def check(left: Side, right: Side, scope: Scope, steps: int) -> Comparison:
+def check(left: Variant, right: Variant, scope: Scope, steps: int) -> Tally:
     result = compare(left, right, seed=0, steps=steps, length=LENGTH, scope=scope)
     if result.different:
         pytest.fail(show(left, right, result.different[0], scope))
@@ -39,16 +39,18 @@ def check(left: Side, right: Side, scope: Scope, steps: int) -> Comparison:
 
 
 @pytest.mark.parametrize("scope", ["native", "wide"])
-def test_equals_native(scope: Scope, patched: Side, native: Side, steps: int) -> None:
+def test_equals_native(scope: Scope, patched: Variant, native: Variant, steps: int) -> None:
     result = check(patched, native, scope, steps)
     assert result.versions[1] == "0.30.0"
 
 
-def test_equals_the_native_method_on_the_same_code(patched: Side, graft: Side, steps: int) -> None:
+def test_equals_the_native_method_on_the_same_code(
+    patched: Variant, graft: Variant, steps: int
+) -> None:
     check(patched, graft, "graft", steps)
 
 
-def test_stock_differs_and_the_difference_is_cut_down(stock: Side, native: Side) -> None:
+def test_stock_differs_and_the_difference_is_cut_down(stock: Variant, native: Variant) -> None:
     result = compare(stock, native, seed=0, steps=2000, length=LENGTH, scope="native")
     assert result.different, "the comparison cannot see the defect"
     with runners(stock, native) as (one, other):
@@ -58,7 +60,7 @@ def test_stock_differs_and_the_difference_is_cut_down(stock: Side, native: Side)
     assert len(least.operations) < 20
 
 
-def test_earlier_failures_stay_equal(patched: Side, native: Side, graft: Side) -> None:
+def test_earlier_failures_stay_equal(patched: Variant, native: Variant, graft: Variant) -> None:
     """Every saved sequence; the first one is the defect itself, as stock vLLM showed it."""
     with runners(patched, native, graft) as (ours, theirs, grafted):
         for saved in sorted(REGRESSIONS.glob("*.json")):

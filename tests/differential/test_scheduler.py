@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from tools.proof.compare import Side
+from tools.proof.compare import Variant
 from tools.proof.scenarios import seeded
 
 from vllm_mamba_retire.replay.runs import Run
@@ -19,7 +19,7 @@ from vllm_mamba_retire.replay.sides import FIXED, STOCK, replay_all
 SCENARIOS = 25
 
 
-def run(scenarios: Sequence[Scenario], side: Side) -> list[Run]:
+def run(scenarios: Sequence[Scenario], side: Variant) -> list[Run]:
     return replay_all(scenarios, FIXED if side.use == "patched" else STOCK, path=[side.tree])
 
 
@@ -37,17 +37,17 @@ def scenarios() -> list[Scenario]:
 
 
 @pytest.fixture(scope="module")
-def expected(scenarios: list[Scenario], native: Side) -> list[Run]:
+def expected(scenarios: list[Scenario], native: Variant) -> list[Run]:
     return run(scenarios, native)
 
 
 def test_patched_schedules_as_native_does(
-    scenarios: list[Scenario], expected: list[Run], patched: Side
+    scenarios: list[Scenario], expected: list[Run], patched: Variant
 ) -> None:
     ours = run(scenarios, patched)
     assert sum(len(each.steps) for each in ours) > 1000
     assert differing(ours, expected) == []
 
 
-def test_stock_does_not(scenarios: list[Scenario], expected: list[Run], stock: Side) -> None:
+def test_stock_does_not(scenarios: list[Scenario], expected: list[Run], stock: Variant) -> None:
     assert differing(run(scenarios, stock), expected)

@@ -33,7 +33,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def live_outcome(live: str) -> images.Outcome:
+def live_outcome(live: str) -> images.ImageResult:
     (outcome,) = images.main([f"--image={live}", *INSIDE])
     return outcome
 
@@ -44,7 +44,7 @@ def inspected(live: str) -> Inspection:
 
 
 def test_live_release_leaks_and_the_installed_package_takes_effect(
-    live_outcome: images.Outcome,
+    live_outcome: images.ImageResult,
 ) -> None:
     assert (live_outcome.state, live_outcome.says.split(";")[0]) == (
         "passed",
@@ -92,7 +92,7 @@ def changed(found: dict[str, Any], *path: str, to: object) -> dict[str, Any]:
 )
 def test_each_thing_that_is_wrong_is_a_failure(
     inspected: Inspection,
-    live_outcome: images.Outcome,
+    live_outcome: images.ImageResult,
     path: tuple[str, ...],
     to: object,
     said: str,
@@ -152,12 +152,14 @@ def test_one_image_by_default_and_all_on_request() -> None:
     assert [o.image for o in everything] == [f"{i.repository}:{i.tag}" for i in listed]
 
 
-def test_result_is_written_back_as_evidence(live_outcome: images.Outcome, tmp_path: Path) -> None:
+def test_result_is_written_back_as_evidence(
+    live_outcome: images.ImageResult, tmp_path: Path
+) -> None:
     table = Path(shutil.copy(TABLE, tmp_path))
     name = "vllm/vllm-openai-rocm:v0.30.0"
     before = load_matrix(table)
     for _ in range(2):  # a later run takes the place of an earlier one
-        images.write_back(table, images.Outcome(name, "passed", "all well", live_outcome.data))
+        images.write_back(table, images.ImageResult(name, "passed", "all well", live_outcome.data))
     after = load_matrix(table)
     (changed,) = (new for old, new in zip(before.images, after.images, strict=True) if old != new)
     assert f"{changed.repository}:{changed.tag}" == name
@@ -174,4 +176,4 @@ def test_result_is_written_back_as_evidence(live_outcome: images.Outcome, tmp_pa
 def test_image_that_is_not_in_the_table_is_not_written_back(tmp_path: Path) -> None:
     table = Path(shutil.copy(TABLE, tmp_path))
     with pytest.raises(ValueError, match="has no image localhost/x:1"):
-        images.write_back(table, images.Outcome("localhost/x:1", "passed", ""))
+        images.write_back(table, images.ImageResult("localhost/x:1", "passed", ""))

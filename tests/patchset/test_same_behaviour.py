@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.proof.compare import Side, compare
+from tools.proof.compare import Variant, compare
 
 from tests.patchset.real_trees import ROOT, importable, patch_with_gnu, source_of
 from vllm_mamba_retire.replay.cases import read_cases
@@ -88,8 +88,8 @@ def odd_calls(tree: Path, mode: str) -> list[object]:
 def test_sequences_of_a_scheduler_give_the_same(release: str, on_disk: Path):
     stock = source_of(release, "wheel")
     result = compare(
-        Side(stock, "patched"),
-        Side(on_disk, "as-is"),
+        Variant(stock, "patched"),
+        Variant(on_disk, "as-is"),
         seed=6,
         steps=STEPS,
         length=LENGTH,
@@ -101,8 +101,8 @@ def test_sequences_of_a_scheduler_give_the_same(release: str, on_disk: Path):
 
 
 def test_comparison_of_sequences_sees_the_defect(release: str, on_disk: Path):
-    stock = Side(source_of(release, "wheel"), "as-is")
-    fixed = Side(on_disk, "as-is")
+    stock = Variant(source_of(release, "wheel"), "as-is")
+    fixed = Variant(on_disk, "as-is")
     assert compare(stock, fixed, seed=6, steps=2000, length=LENGTH, scope="graft").different
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tools.proof.world import Client, World
+from tools.proof.traffic import Client, Traffic
 
 
 class BrokenError(AssertionError):
@@ -19,7 +19,7 @@ class BrokenError(AssertionError):
 class Oracle:
     """Holds one world to its properties; `visits` and `bound` leave out one of them."""
 
-    def __init__(self, world: World, *, visits: bool = True, bound: bool = True) -> None:
+    def __init__(self, world: Traffic, *, visits: bool = True, bound: bool = True) -> None:
         self.world = world
         self.visits = [_count_visits(manager) for manager in world.mamba if visits]
         self.bound = bound

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from tools.proof.sequences import ARGUMENT, OPERATIONS, Geometry
-from tools.proof.world import World
+from tools.proof.traffic import Traffic
 from vllm.v1.core import single_type_kv_cache_manager as managers
 
 from tests.properties.oracle import BrokenError, Oracle
@@ -49,7 +49,7 @@ class Requests(RuleBasedStateMachine):
 
     @initialize(geometry=geometries())
     def build(self, geometry: Geometry) -> None:
-        self.world = World(geometry)
+        self.world = Traffic(geometry)
         self.oracle = Oracle(self.world, visits=self.visits, bound=self.bound)
 
     @rule(name=operation, a=number, b=number, c=number)

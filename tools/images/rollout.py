@@ -55,7 +55,7 @@ _MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platf
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ImageResult:
     """What came of one image.
 
     Attributes:
@@ -71,7 +71,7 @@ class Outcome:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-def main(arguments: Sequence[str]) -> list[Outcome]:
+def main(arguments: Sequence[str]) -> list[ImageResult]:
     """Run the images that the arguments name and keep a JSON file of each below `RESULTS`."""
     wish = _parsed(arguments)
     try:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> list[Outcome]:
         engine, problem = None, str(error)
     outcomes = []
     for name in _chosen(wish):
-        skipped = Outcome(name, "skipped", problem)
+        skipped = ImageResult(name, "skipped", problem)
         outcome = skipped if engine is None else _outcome(name, engine, wish)
         outcomes.append(outcome)
         print(f"{outcome.state}: {outcome.image}: {outcome.says}", flush=True)
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> list[Outcome]:
     return outcomes
 
 
-def failed(outcomes: Sequence[Outcome], arguments: Sequence[str]) -> bool:
+def failed(outcomes: Sequence[ImageResult], arguments: Sequence[str]) -> bool:
     """Whether the session has to fail."""
     bad = {"failed", "skipped"} if _parsed(arguments).require else {"failed"}
     return any(outcome.state in bad for outcome in outcomes)
@@ -157,7 +157,7 @@ def judge(inspection: Inspection, inside: dict[str, Any]) -> str:
     return ""
 
 
-def write_back(table: Path, outcome: Outcome) -> None:
+def write_back(table: Path, outcome: ImageResult) -> None:
     """Note a result under its image in the table; comments and order stay.
 
     Raises:
@@ -189,29 +189,29 @@ def write_back(table: Path, outcome: Outcome) -> None:
     table.write_text(text[:start] + block + text[end:])
 
 
-def _outcome(name: str, engine: Engine, wish: argparse.Namespace) -> Outcome:
+def _outcome(name: str, engine: Engine, wish: argparse.Namespace) -> ImageResult:
     try:
         if wish.pull:
             _pull(engine, name)
         inspection = inspect(*engine.read(name))
     except NoImageError as error:
-        return Outcome(name, "skipped", str(error))
+        return ImageResult(name, "skipped", str(error))
     except ImageError as error:
-        return Outcome(name, "failed", str(error))
+        return ImageResult(name, "failed", str(error))
     if inspection.serving.architecture != _MACHINE:
         says = f"is for {inspection.serving.architecture}, this machine is {_MACHINE}"
-        return Outcome(name, "skipped", says)
+        return ImageResult(name, "skipped", says)
     wheels = wish.wheels or wheelhouse(str(inspection.serving.python))
     inside = run_inside(engine, inspection, wheels, wish.mount)
     data = {"inspected": inspection.to_data(), "inside": inside}
     if problem := judge(inspection, inside):
-        return Outcome(name, "failed", problem, data)
+        return ImageResult(name, "failed", problem, data)
     tests = inside["tests"]
     says = (
         f"stock {inside['stock']['probe']}, with this package {inside['started']['reason']}; "
         f"{tests['tests'] - tests['skipped']} release tests passed"
     )
-    return Outcome(name, "passed", says, data)
+    return ImageResult(name, "passed", says, data)
 
 
 def _pull(engine: Engine, image: str) -> None:
@@ -258,7 +258,7 @@ def _name(image: Image) -> str:
     return f"{image.repository}:{image.tag}"
 
 
-def _keep(outcome: Outcome) -> None:
+def _keep(outcome: ImageResult) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", outcome.image)
     about = {"image": outcome.image, "state": outcome.state, "says": outcome.says}

@@ -31,7 +31,7 @@ class ProcessError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Variant:
     """One release, used in one way.
 
     Attributes:
@@ -48,7 +48,7 @@ class Side:
 
 
 @dataclass(slots=True)
-class Comparison:
+class Tally:
     """What came of it.
 
     Attributes:
@@ -69,11 +69,17 @@ class Comparison:
 class Runner:
     """A process for one side that answers one job after the other."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Variant) -> None:
         package = side.package or ROOT / "shim"
         self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (see `close`)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tools.proof.child", side.use, str(side.native_source or "")],
+            [
+                sys.executable,
+                "-m",
+                "tools.proof.sequence_process",
+                side.use,
+                str(side.native_source or ""),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
@@ -127,7 +133,7 @@ class Runner:
 
 
 @contextmanager
-def runners(*sides: Side) -> Iterator[list[Runner]]:
+def runners(*sides: Variant) -> Iterator[list[Runner]]:
     """Processes for some sides, ended together."""
     with ExitStack() as stack:
         started = []
@@ -138,11 +144,11 @@ def runners(*sides: Side) -> Iterator[list[Runner]]:
 
 
 def compare(
-    left: Side, right: Side, *, seed: int, steps: int, length: int, scope: Scope
-) -> Comparison:
+    left: Variant, right: Variant, *, seed: int, steps: int, length: int, scope: Scope
+) -> Tally:
     """Run seeds from `seed` on, sequences of `length` operations, `steps` in all, on both sides."""
     job = {"seed": seed, "steps": steps, "length": length, "scope": scope}
-    result = Comparison()
+    result = Tally()
     with runners(left, right) as (one, other):
         result.versions = (one.version, other.version)
         for runner in (one, other):

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tools.proof.compare import MANAGER_FILE, Side, compare
+from tools.proof.compare import MANAGER_FILE, Variant, compare
 from tools.proof.sequences import Scope
 from vllm_mamba_retire import __version__
 
@@ -26,11 +26,11 @@ def compare_release(
     trees: Path, release: str, scope: Scope, steps: int, seed: int
 ) -> dict[str, Any]:
     """One comparison of a patched release, as plain data for the report."""
-    patched = Side(trees / release, "patched")
+    patched = Variant(trees / release, "patched")
     if scope == "graft":
-        other = Side(trees / release, "graft", trees / NATIVE / MANAGER_FILE)
+        other = Variant(trees / release, "graft", trees / NATIVE / MANAGER_FILE)
     else:
-        other = Side(trees / NATIVE, "as-is")
+        other = Variant(trees / NATIVE, "as-is")
     print(f"{release} {scope}: {steps} steps, seeds from {seed}", flush=True)
     done = compare(patched, other, seed=seed, steps=steps, length=LENGTH, scope=scope)
     print(f"  {done.steps} equal, {len(done.different)} sequences differ", flush=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from unidiff.patch import PatchSet
 
-from tools.proof import replaced
+from tools.proof import manager_file
 from tools.proof.forks import ROOT, first_failure, in_fork
 from tools.proof.mutations import mutants
 from vllm_mamba_retire import __version__
@@ -54,12 +54,12 @@ def killer(source: str, tests: str) -> str | None:
 
 
 def _own_tests(manager: Path, tests: Path) -> str | None:
-    replaced.serve(manager)
+    manager_file.serve(manager)
     return first_failure([], str(tests))
 
 
 def _properties(manager: Path) -> str | None:
-    replaced.serve(manager)
+    manager_file.serve(manager)
     sys.path[:0] = [str(ROOT / "tests" / "properties"), str(ROOT)]
     machine = importlib.import_module("test_live_states")
     try:

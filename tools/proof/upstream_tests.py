@@ -4,7 +4,7 @@
 and this package on the path; FOLDER holds a source archive per release (see `tools.env.sources`),
 which is never committed. The suite is what vLLM has about its KV-cache manager and scheduler; it
 needs no GPU, and of a model no more than its config. Exits with 1 unless every test that is not
-left out by name (see `tools.proof.peer`) passes on both sides, and 0.30.0's seven tests fail in
+left out by name (see `upstream_plugin`) passes on both sides, and 0.30.0's seven tests fail in
 three on stock and pass on patched.
 """
 
@@ -45,7 +45,7 @@ class UpstreamError(Exception):
 
 
 @dataclass
-class Outcome:
+class Results:
     """What became of the tests of one run, by their names."""
 
     passed: set[str] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Outcome:
         return len(self.passed) + len(self.failed) + sum(map(len, self.left_out.values()))
 
 
-def run(sources: Path, paths: tuple[str, ...], mode: str, keyword: str = "") -> Outcome:
+def run(sources: Path, paths: tuple[str, ...], mode: str, keyword: str = "") -> Results:
     """One run of pytest, which prints a line per file.
 
     Args:
@@ -86,7 +86,8 @@ def run(sources: Path, paths: tuple[str, ...], mode: str, keyword: str = "") -> 
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--noconftest"),
-                *("-p", "tools.proof.armed", "-p", "tools.proof.peer", "-k", keyword),
+                *("-p", "tools.proof.patching_plugin", "-p", "tools.proof.upstream_plugin"),
+                *("-k", keyword),
                 *(
                     "--no-header",
                     "--disable-warnings",
@@ -128,8 +129,8 @@ def _carried(source: str, keyword: str) -> str:
     return "\n".join(parts)
 
 
-def _read(results: Path) -> Outcome:
-    outcome = Outcome()
+def _read(results: Path) -> Results:
+    outcome = Results()
     for case in ET.parse(results).iter("testcase"):
         name = f"{case.get('classname')}::{case.get('name')}"
         skipped = case.find("skipped")
@@ -142,8 +143,8 @@ def _read(results: Path) -> Outcome:
 
 def compare(sources: Path, release: str) -> tuple[dict[str, Any], list[str]]:
     """Both suites on both sides, as plain data for the report, and what is wrong, in words."""
-    own: dict[str, Outcome] = {}
-    native: dict[str, Outcome] = {}
+    own: dict[str, Results] = {}
+    native: dict[str, Results] = {}
     for side, mode in (("stock", "off"), ("patched", "require")):
         print(f"{release} {side}: its own tests, then {NATIVE}'s for the fix", flush=True)
         own[side] = run(sources / release, SUITE, mode)
@@ -161,7 +162,7 @@ def compare(sources: Path, release: str) -> tuple[dict[str, Any], list[str]]:
     return data, [*_faults_of(own), *_faults_of_native(native)]
 
 
-def _faults_of(own: dict[str, Outcome]) -> list[str]:
+def _faults_of(own: dict[str, Results]) -> list[str]:
     stock, patched = own["stock"], own["patched"]
     found = [f"fails on stock, unexplained: {name}" for name in sorted(stock.failed)]
     differ = stock.passed ^ patched.passed
@@ -171,7 +172,7 @@ def _faults_of(own: dict[str, Outcome]) -> list[str]:
     return found
 
 
-def _faults_of_native(native: dict[str, Outcome]) -> list[str]:
+def _faults_of_native(native: dict[str, Results]) -> list[str]:
     return [
         f"{side}: {len(native[side].passed)} of {native[side].seen} of {NATIVE}'s tests pass"
         for side, expected in (("stock", ALL - FAIL_ON_STOCK), ("patched", ALL))

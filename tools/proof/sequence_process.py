@@ -1,4 +1,4 @@
-"""The process that carries sequences out on one release: ``python -m tools.proof.child SIDE``.
+"""Carries sequences out on one release: ``python -m tools.proof.sequence_process SIDE``.
 
 Jobs come in as JSON lines, answers go out as JSON lines. A process serves one release in one way,
 because vLLM and the patch are decided once a process.
@@ -48,9 +48,9 @@ def run(sequence: Sequence, trace: bool = False) -> dict[str, Any]:
         ``digest`` over everything that could be seen after every step; ``error``, if vLLM raised
         one, which ends the sequence; ``steps``, their number or with `trace` what was seen in each.
     """
-    from tools.proof.world import World
+    from tools.proof.traffic import Traffic
 
-    world = World(sequence.geometry)
+    world = Traffic(sequence.geometry)
     digest = hashlib.blake2b(digest_size=16)
     steps: list[Any] = []
     error = None
@@ -93,7 +93,7 @@ def _prepare(side: str, native_source: str) -> None:
         if verdict is None or verdict.reason.value != "patched":
             sys.exit(f"not patched: {verdict}")
     elif side == "graft":
-        from tools.proof.graft import graft
+        from tools.proof.native_method import graft
 
         graft(module, Path(native_source))
 

@@ -38,7 +38,7 @@ class Client:
         return int(max(0, request.num_computed_tokens - request.num_in_flight_tokens))
 
 
-class World:
+class Traffic:
     """One manager with its requests."""
 
     def __init__(self, geometry: Geometry) -> None:

@@ -1,7 +1,8 @@
 """Serves vLLM's manager module from another file, in this process.
 
 How the on-disk series and its mutants are tried without a copy of vLLM: only this file is another.
-Also a pytest plug-in: ``-p tools.proof.replaced``, ``MAMBA_RETIRE_PROOF_MANAGER`` naming the file.
+Also a pytest plug-in: ``-p tools.proof.manager_file``, with the file's name in
+``MAMBA_RETIRE_PROOF_MANAGER``.
 """
 
 from __future__ import annotations
