@@ -54,7 +54,7 @@ def test_vllms_own_tests_found_no_fault(data: Any) -> None:
 def test_tests_left_out_are_counted_under_their_reason() -> None:
     side = {"passed": 7, "ran": 10, "native tests passed": 7, "native tests": 7}
     done = {"release": "0.0.1", "stock": side, "patched": side, "faults": []}
-    done["left out"] = {"wants a GPU": ["a::one", "a::two"], "wants a model": ["b::three"]}
+    done["left out"] = {"wants a GPU": 2, "wants a model": 1}
     nothing = {"version": "1.0", "differential": [], "mutants": None, "disk-mutants": None}
     page = report.render(
         {**nothing, "soak": None, "upstream": [done, {**done, "release": "0.0.2"}]}

@@ -82,7 +82,22 @@ def collect(results: Path) -> Data:
     versions = {part["version"] for part in parts if part}
     if len(versions) != 1:
         raise SystemExit(f"the runs are of versions {sorted(versions)}; run them again")
+    for done in data["upstream"]:
+        done["left out"] = {why: len(names) for why, names in done["left out"].items()}
+    for name in ("mutants", "disk-mutants"):
+        data[name] = data[name] and _shown(data[name])
     return {"version": versions.pop(), **data}
+
+
+def _shown(done: Data) -> Data:
+    """What the page shows of mutants: how many there are, and the ones that it names."""
+    fates = done["mutants"]
+    named = [fate for fate in fates if _is_wrong_fix(fate["mutant"]) or not fate["killed_by"]]
+    return {**done, "all": len(fates), "mutants": named}
+
+
+def _is_wrong_fix(mutant: str) -> bool:
+    return mutant.startswith("wrong fix")
 
 
 def _per_release(results: Path, part: str) -> list[Data]:
@@ -144,14 +159,14 @@ def _mutants(done: Data | None, title: str) -> Iterator[str]:
         yield f"{title}: not run.\n"
         return
     fates = done["mutants"]
-    killed = [fate for fate in fates if fate["killed_by"]]
-    yield f"{title}, on {done['release']}: {len(killed)} of {len(fates)} killed.\n"
-    wrong = [fate for fate in fates if fate["mutant"].startswith("wrong fix")]
+    survivors = [fate for fate in fates if not fate["killed_by"]]
+    killed = done["all"] - len(survivors)
+    yield f"{title}, on {done['release']}: {killed} of {done['all']} killed.\n"
+    wrong = [fate for fate in fates if _is_wrong_fix(fate["mutant"])]
     if wrong:
         yield "Wrong fixes that look right. Most of them pass vLLM's own tests:\n"
         names = [(fate["mutant"].split(": ", 1)[1], _code(fate["killed_by"])) for fate in wrong]
         yield from _table(("wrong fix", "killed by"), names)
-    survivors = [fate for fate in fates if not fate["killed_by"]]
     if survivors:
         rows = [(_code(fate["mutant"]), fate["excuse"] or "**unexplained**") for fate in survivors]
         yield from _table(("survivor", "reason"), rows)
@@ -191,10 +206,10 @@ def _upstream(releases: list[Data]) -> Iterator[str]:
 def _left_out(releases: list[Data]) -> Iterator[str]:
     counts: dict[str, list[str]] = {}
     for done in releases:
-        for reason, names in done["left out"].items():
-            counts.setdefault(reason, []).append(f"{done['release']}: {len(names)}")
+        for reason, count in done["left out"].items():
+            counts.setdefault(reason, []).append(f"{done['release']}: {count}")
     if counts:
-        yield "Skipped on both sides; `data/proof.json` names each test:\n"
+        yield "Skipped on both sides (`tools/proof/upstream_plugin.py` says which):\n"
         yield from _table(("reason", "tests"), [(why, ", ".join(n)) for why, n in counts.items()])
 
 
