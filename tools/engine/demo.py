@@ -8,7 +8,6 @@ patched runs are not right, or if the stock runs do not show what they are there
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,9 +64,9 @@ CASES = [
 def main() -> int:
     """Run, print, draw, judge."""
     parser = argparse.ArgumentParser(prog="nox -s demo --", description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder for demo.png and demo.json")
+    parser.add_argument("--out", type=Path, help="folder for demo.png")
     parser.add_argument(
-        "--save", action="store_true", help="renew the chart and the data in docs/ instead"
+        "--save", action="store_true", help="renew the chart in docs/images instead"
     )
     options = parser.parse_args()
     console = Console()
@@ -84,8 +83,8 @@ def main() -> int:
     for problem in problems:
         console.print(f"WRONG {problem}", style="red", markup=False)
     # What is wrong may be looked at, but not published.
-    for folder in write(runs, options.out, save=options.save and not problems):
-        console.print(f"chart and data: {folder}", soft_wrap=True)
+    if folder := write(runs, options.out, save=options.save and not problems):
+        console.print(f"chart: {folder / 'demo.png'}", soft_wrap=True)
     return 1 if problems else 0
 
 
@@ -167,43 +166,13 @@ def _patched(case: Case, measured: EngineRun) -> Iterator[str]:
         yield f"rolled back {measured.preemptions} times"
 
 
-def write(runs: dict[Case, EngineRun], out: Path | None, *, save: bool) -> set[Path]:
-    """Write ``demo.png`` and ``demo.json``; returns the folders written to."""
-    if not save and out is None:
-        return set()
-    image, data = (DOCS / "images", DOCS / "data") if save else (out, out)
-    assert image is not None
-    assert data is not None
-    for folder in (image, data):
+def write(runs: dict[Case, EngineRun], out: Path | None, *, save: bool) -> Path | None:
+    """Write ``demo.png``; returns the folder written to."""
+    folder = DOCS / "images" if save else out
+    if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    draw(runs, image / "demo.png")
-    (data / "demo.json").write_text(json.dumps(figures(runs), indent=1) + "\n")
-    return {image, data}
-
-
-def figures(runs: dict[Case, EngineRun]) -> dict[str, object]:
-    """What the chart shows, as data."""
-    any_run = next(iter(runs.values()))
-    return {
-        "vllm": any_run.vllm,
-        "prompt_tokens": PROMPT,
-        "block_tokens": any_run.block,
-        "mamba_groups": any_run.groups,
-        "runs": {
-            case.name: {
-                "pool_blocks": measured.pool,
-                "peak_states_per_group": measured.peak,
-                "scheduled_tokens": measured.scheduled,
-                "roll_backs": measured.preemptions,
-                "first_token_seconds": round(measured.answers[REQUEST].first_token or 0.0, 2),
-                "output_sha256": measured.answers[REQUEST].sha,
-                "live_states_per_step": [step.live for step in measured.steps],
-                "used_blocks_per_step": [step.used for step in measured.steps],
-                "tokens_per_step": [step.tokens for step in measured.steps],
-            }
-            for case, measured in runs.items()
-        },
-    }
+        draw(runs, folder / "demo.png")
+    return folder
 
 
 def draw(runs: dict[Case, EngineRun], path: Path) -> None:
