@@ -274,13 +274,18 @@ class _ProcessGroup:
     def __init__(self, size: int = 1) -> None:
         self.world_size = size
         self.ranks = list(range(size))
-        self.device_group = self.cpu_group = self
+        self.device_group = self.cpu_group = _TorchGroup(size)
 
     def __getattr__(self, name: str) -> None:
         """Communicators and the like: none."""
 
-    def size(self) -> int:
-        return self.world_size
+
+class _TorchGroup:
+    """The same as torch has it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = lambda: size
+        self.rank = lambda: 0
 
 
 def _block_bytes(config: Any, groups: list[Any]) -> int:
