@@ -50,7 +50,7 @@ def test_tables_fit_into_80_columns(command: str, shell: Shell) -> None:
     done = shell(
         f"COLUMNS=80 vllm-mamba-retire {COMMANDS[command].removesuffix(' --json')}", "0.29.0"
     )
-    rows = [line for line in done.stdout.splitlines() if "   " in line or "─" in line]
+    rows = [line for line in done.stdout.splitlines() if "   " in line or {"─", "━"} & set(line)]
     assert command == "status" or len(rows) > 3, done.stdout + done.stderr
     assert [line for line in rows if len(line) > 80 or "…" in line] == []
 
