@@ -327,3 +327,10 @@ def test_the_command_puts_metrics_and_a_pasted_command_together(tmp_path: Path) 
     assert document["stock"]["smallest_pool"] == 384
     assert document["deployment"]["pool"] == {"value": 325, "from": "metrics"}
     assert document["deployment"]["version"] == {"value": "0.29.0", "from": "command"}
+
+
+@pytest.mark.parametrize("text", ["", " ", "# only a comment"])
+def test_a_script_without_a_command_has_no_flags(tmp_path: Path, text: str) -> None:
+    (tmp_path / "start.sh").write_text(text)
+    command = read_file(tmp_path / "start.sh")
+    assert (command.model, command.flags) == (None, ())

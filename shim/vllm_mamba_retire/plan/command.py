@@ -150,7 +150,8 @@ def read_file(path: Path) -> Command:
 
 def _split(words: Sequence[str]) -> Iterator[str]:
     for word in words:
-        if len(words) == 1 or (_STARTS_SERVER.search(word) and not word.startswith(("{", "["))):
+        nested = _STARTS_SERVER.search(word) and not word.startswith(("{", "["))
+        if word and (nested or len(words) == 1):
             split = _lex(word)
             if split != [word]:
                 yield from _split([*split, ""])
