@@ -117,7 +117,16 @@ def table(runs: dict[Case, EngineRun]) -> Table:
     """The measured figures."""
     any_run = next(iter(runs.values()))
     title = f"vLLM {any_run.vllm}: one prompt of {PROMPT:,} tokens, block {any_run.block} tokens"
-    result = Table("pool", "lag", "vLLM", title=title, box=SIMPLE_HEAD, collapse_padding=True)
+    result = Table(
+        "pool",
+        "lag",
+        "vLLM",
+        title=title,
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
+    )
     for heading in ("states", "tokens", "steps", "roll-backs", "seconds"):
         result.add_column(heading, justify="right")
     result.add_column("output")
