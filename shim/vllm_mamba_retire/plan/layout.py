@@ -156,7 +156,8 @@ def _reason(error: Exception) -> str:
     for line in str(error).splitlines():
         text = line.strip().removeprefix("Value error, ").removeprefix("Assertion failed, ")
         if text != line.strip():
-            return text.partition(" [type=")[0]
+            # Not the names of all that it supports, nor what pydantic puts behind it.
+            return text.partition(" [type=")[0].partition(" Supported architectures:")[0]
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
