@@ -81,7 +81,13 @@ def _derive(model: str, flags: list[str]) -> dict[str, Any]:
     if not config.model_config.is_hybrid:
         raise child.RefusalError(f"{config.model_config.architecture} is not a hybrid Mamba model.")
     _align_blocks(config)
-    groups = _group(config)
+    try:
+        groups = _group(config)
+    except Exception as error:
+        raise child.RefusalError(
+            f"vLLM cannot build this model on this machine ({_reason(error)}); give the log of "
+            "the server instead."
+        ) from error
     mamba = [group for group in groups if type(group.kv_cache_spec).__name__ == "MambaSpec"]
     if not mamba:
         raise child.RefusalError("vLLM puts states and attention into one group of uneven pages.")
