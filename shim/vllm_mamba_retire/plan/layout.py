@@ -81,7 +81,13 @@ def _derive(model: str, flags: list[str]) -> dict[str, Any]:
     if not config.model_config.is_hybrid:
         raise child.RefusalError(f"{config.model_config.architecture} is not a hybrid Mamba model.")
     _align_blocks(config)
-    groups = _group(config)
+    try:
+        groups = _group(config)
+    except Exception as error:
+        raise child.RefusalError(
+            f"vLLM cannot build this model on this machine ({_reason(error)}); give the log of "
+            "the server instead."
+        ) from error
     mamba = [group for group in groups if type(group.kv_cache_spec).__name__ == "MambaSpec"]
     if not mamba:
         raise child.RefusalError("vLLM puts states and attention into one group of uneven pages.")
@@ -156,7 +162,8 @@ def _reason(error: Exception) -> str:
     for line in str(error).splitlines():
         text = line.strip().removeprefix("Value error, ").removeprefix("Assertion failed, ")
         if text != line.strip():
-            return text.partition(" [type=")[0]
+            # Not the names of all that it supports, nor what pydantic puts behind it.
+            return text.partition(" [type=")[0].partition(" Supported architectures:")[0]
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
