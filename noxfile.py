@@ -95,8 +95,8 @@ def steps(run: Run) -> None:
 
 @lane(LIVE, [ENGINE])
 def differential(run: Run) -> None:
-    """Properties of a patched release, and 21,000 steps side by side with the native fix."""
-    provision.releases(NATIVE)
+    """Properties of a patched release, and 28,000 steps side by side with the native fix."""
+    provision.releases(NATIVE, FIXED[-1])
     folders = ("tests/properties", "tests/differential")
     run.pytest(*folders, vllm=provision.release(run.version), parallel=True)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tools.proof.compare import MANAGER_FILE, Variant
+from tools.table import rows as table
 
 NATIVE = "0.30.0"
 STEPS_VARIABLE = "MAMBA_RETIRE_PROOF_STEPS"
@@ -14,7 +15,7 @@ STEPS_VARIABLE = "MAMBA_RETIRE_PROOF_STEPS"
 
 @pytest.fixture(scope="session")
 def steps() -> int:
-    """Operations per comparison, of which there are three."""
+    """Operations per comparison, of which there are four."""
     return int(os.environ.get(STEPS_VARIABLE, "7000"))
 
 
@@ -31,6 +32,11 @@ def stock(trees: Path, release: str) -> Variant:
 @pytest.fixture(scope="session")
 def native(trees: Path) -> Variant:
     return Variant(trees / NATIVE, "as-is")
+
+
+@pytest.fixture(scope="session")
+def newest(trees: Path) -> Variant:
+    return Variant(trees / table.versions("native")[-1], "as-is")
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,11 @@ def test_equals_native(scope: Scope, patched: Variant, native: Variant, steps: i
     assert result.versions[1] == "0.30.0"
 
 
+def test_equals_the_newest_native_release(patched: Variant, newest: Variant, steps: int) -> None:
+    result = check(patched, newest, "native", steps)
+    assert result.versions[1] == newest.tree.name
+
+
 def test_equals_the_native_method_on_the_same_code(
     patched: Variant, graft: Variant, steps: int
 ) -> None:
