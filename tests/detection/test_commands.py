@@ -12,7 +12,7 @@ import pytest
 
 from tests.children import Child
 from tests.detection.sites import LATENT, LIVE, NATIVE, Site, own_path
-from tests.detection.trees import BY_HAND, in_class
+from tests.detection.trees import BY_HAND, LINE, edit, in_class
 from vllm_mamba_retire.verification import LAGS, bound
 
 Run = Callable[..., tuple[int, Any]]
@@ -114,6 +114,24 @@ def test_status_probes_where_the_files_cannot_decide(
     tree = site(LIVE)
     in_class(BY_HAND)(tree)
     code, answer = command(str(tree.folder), "status", *arguments)
+    assert (answer["reason"], code) == (reason, exit_status), answer["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason", "exit_status"),
+    [({}, "drifted", 1), ({"MAMBA_RETIRE_ALLOW_DRIFT": "1"}, "patched", 0)],
+    ids=["without", "with"],
+)
+def test_status_counts_the_permission_to_patch_a_changed_class(
+    site: Callable[..., Site],
+    command: Run,
+    environment: dict[str, str],
+    reason: str,
+    exit_status: int,
+) -> None:
+    tree = site(LIVE)
+    edit(LINE, LINE.replace("request_id", "str(request_id)"))(tree)
+    code, answer = command(str(tree.folder), "status", **environment)
     assert (answer["reason"], code) == (reason, exit_status), answer["sentence"]
 
 

@@ -59,13 +59,23 @@ def test_it_says_what_the_table_says_and_loads_nothing_heavy(
     assert err.splitlines()[-1] == "loaded"
 
 
+def test_the_headline_says_that_nothing_will_be_patched(child: Child, status: Status) -> None:
+    _, out, _ = status_of(child, MAMBA_RETIRE="off")
+    headline = {Status.LIVE: "will not be patched"}.get(status, status.value)
+    assert headline in out.splitlines()
+
+
 def test_json_and_the_format_of_that_name_are_the_same(child: Child) -> None:
     assert status_of(child, "--json")[:2] == status_of(child, "--format", "json")[:2]
 
 
-def test_text_is_for_people_and_plain_where_no_terminal_is(child: Child, release: str) -> None:
+def test_text_is_for_people_and_plain_where_no_terminal_is(
+    child: Child, release: str, status: Status
+) -> None:
     code, out, _ = status_of(child)
     assert out.startswith(f"vLLM {release}")
+    headline = {Status.LIVE: "will be patched when vLLM starts"}.get(status, status.value)
+    assert headline in out.splitlines()
     assert "\x1b" not in out
     assert ("!" in out) == bool(code)
 
