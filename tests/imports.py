@@ -13,7 +13,17 @@ PACKAGE = "vllm_mamba_retire"
 KEEP = ("keep", "keep_binding", "keep_probe", "keep_verdict")
 LOADED = (
     *("_version", "names", "files", "target", "fingerprint", "releases", "evidence", "verdict"),
-    *("retirement", "binding", "probe", *KEEP, "records", "metrics", "activation", "plugin"),
+    *(
+        "retirement",
+        "binding",
+        "probe",
+        *KEEP,
+        "identity",
+        "records",
+        "metrics",
+        "activation",
+        "plugin",
+    ),
 )
 
 

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from . import records
+from . import identity, records
 from .records import Record
 
 _PREFIX = "vllm_mamba_retire_"
@@ -169,7 +169,7 @@ def expose() -> None:
 def _is_first_server() -> bool:
     """Whether this is the only API server, or the first of several."""
     name = multiprocessing.current_process().name
-    return records.role_of(name) != "API server" or name.endswith("_0")
+    return identity.role_of(name) != "API server" or name.endswith("_0")
 
 
 def _own_processes() -> Iterator[Record]:
@@ -178,11 +178,11 @@ def _own_processes() -> Iterator[Record]:
     They were started by this process, or, with several API servers, by the one that started it.
     """
     server = os.getpid()
-    if records.role_of(multiprocessing.current_process().name) == "API server":
+    if identity.role_of(multiprocessing.current_process().name) == "API server":
         server = os.getppid()
     for record in records.read(*records.folder()).records:
         pid: int | None = record.pid
         while pid and pid != server:
-            pid = records.parent(pid)
+            pid = identity.parent(pid)
         if pid:
             yield record

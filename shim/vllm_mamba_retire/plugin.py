@@ -17,10 +17,10 @@ def register() -> None:
     arm()
     if not is_off():
         with contextlib.suppress(Exception):  # `arm` reports a broken part
-            from vllm_mamba_retire import records
+            from vllm_mamba_retire import identity, records
 
             records.announce()
-            if records.is_api_server():
+            if identity.role() == "API server":
                 from vllm_mamba_retire import metrics
 
                 metrics.expose()

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from . import records
+from . import identity, records
 from .names import MODE_VARIABLE, read_mode
 from .records import Record
 from .releases import load_matrix
@@ -132,7 +132,7 @@ def survey(here: Settings | None = None) -> Survey:
 
 def _engine_cores() -> Iterator[tuple[psutil.Process, int]]:
     """Every engine core, and its user."""
-    own_namespace = records.pid_namespace()
+    own_namespace = identity.pid_namespace()
     for process in psutil.process_iter():
         try:
             user = process.uids().effective
@@ -141,7 +141,7 @@ def _engine_cores() -> Iterator[tuple[psutil.Process, int]]:
         except psutil.Error:
             continue
         # A container's processes are told about inside the container.
-        if not _visible(user) or records.pid_namespace(process.pid) == own_namespace:
+        if not _visible(user) or identity.pid_namespace(process.pid) == own_namespace:
             yield process, user
 
 
@@ -151,8 +151,8 @@ def _visible(user: int) -> bool:
 
 
 def _is_engine_core(process: psutil.Process, user: int) -> bool:
-    if title := records.title(process.pid):
-        return records.role_of(title) == "engine core"
+    if title := identity.title(process.pid):
+        return identity.role_of(title) == "engine core"
     # An engine core inside its client's process has no title of its own.
     if not _visible(user):
         return False
@@ -169,7 +169,7 @@ def _environment(process: psutil.Process) -> dict[str, str]:
     try:
         while ancestor is not None:
             found = ancestor.environ()
-            if found.keys() & {"PATH", "HOME"} or not records.title(ancestor.pid):
+            if found.keys() & {"PATH", "HOME"} or not identity.title(ancestor.pid):
                 return found
             ancestor = ancestor.parent()
     except psutil.Error:
@@ -232,7 +232,7 @@ def _started_at(pid: int) -> float:
 
     psutil's `create_time` starts from the boot time in whole seconds.
     """
-    ticks = records.start_ticks(pid) or 0
+    ticks = identity.start_ticks(pid) or 0
     booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return booted_at + (ticks + 1) / os.sysconf("SC_CLK_TCK")
 

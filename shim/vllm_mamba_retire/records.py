@@ -25,6 +25,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import psutil
 
+from . import identity
 from ._version import __version__
 from .files import read_regular
 from .keep import KeepCounters
@@ -39,22 +40,7 @@ REFRESH_SECONDS = 3.0
 # A forked child gets its name and title right after the fork; its record should have them.
 _SETTLING_SECONDS = 0.5
 _MAXIMUM_SIZE = 64 * 1024  # bytes of one record; a usual one has 700
-# Modules of vLLM's HTTP server; `vllm serve` loads the second one from 0.29.0 on.
-_HTTP_MODULES = (
-    "vllm.entrypoints.openai.api_server",
-    "vllm.entrypoints.launchers.api_server.entry",
-)
-_CLI_MODULE = "vllm.entrypoints.cli.main"
 _DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# Parts of the names and titles that vLLM, or Ray for it, gives its processes.
-_ROLES = {
-    "EngineCore": "engine core",
-    "Worker": "worker",
-    "ApiServer": "API server",
-    "APIServer": "API server",
-    "Coordinator": "coordinator",
-}
-
 _logger = logging.getLogger("vllm.mamba_retire")
 
 Pid = Annotated[int, msgspec.Meta(gt=0)]
@@ -116,9 +102,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """
         return cls(
             pid=os.getpid(),
-            started=start_ticks(os.getpid()) or 0,
-            place=_place(),
-            role=_role(counters),
+            started=identity.start_ticks(os.getpid()) or 0,
+            place=identity.place(),
+            role=identity.role(retires=bool(counters and counters.calls)),
             verdict=verdict,
             vllm=target.version if target else None,
             manager_file=str(target.manager_file) if target else None,
@@ -205,11 +191,6 @@ def keep(record: Record, recheck: Callable[[Record], Record] | None = None) -> N
     _writer.start(record, recheck)
 
 
-def is_api_server() -> bool:
-    """Whether this process answers vLLM's HTTP requests."""
-    return _role(None) == "API server"
-
-
 def withdraw() -> None:
     """Remove this process's record."""
     _writer.stop()
@@ -245,7 +226,7 @@ def read(where: Path, owner: int | None = None) -> Reading:
     Other files in the folder are ignored, and so are records of other containers and hosts, whose
     processes cannot be seen from here.
     """
-    if start_ticks(os.getpid()) is None:
+    if identity.start_ticks(os.getpid()) is None:
         return Reading([], f"{where}: /proc is not mounted, so processes cannot be checked.")
     try:
         if problem := _untrusted(where, owner):
@@ -259,73 +240,12 @@ def read(where: Path, owner: int | None = None) -> Reading:
     for path in paths:
         if (record := _read(path)) is None:
             continue
-        ticks = start_ticks(record.pid)
+        ticks = identity.start_ticks(record.pid)
         if ticks == record.started:
             found[record.pid] = record
-        elif ticks is not None or _has_ended(record.pid):
+        elif ticks is not None or identity.has_ended(record.pid):
             _remove(path)
     return Reading(list(found.values()))
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where that cannot be seen.
-
-    psutil's `create_time` adds the boot time, which moves when the clock is set: no identity.
-    """
-    stat_line = _process_status(pid)
-    return stat_line and stat_line[1]
-
-
-def parent(pid: int) -> int | None:
-    """Process id of the parent of a running process."""
-    stat_line = _process_status(pid)
-    return stat_line and stat_line[0]
-
-
-def pid_namespace(pid: int | str = "self") -> str:
-    """The PID namespace of a process: pids mean something only within one."""
-    try:
-        return str(Path(f"/proc/{pid}/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def title(pid: int | str) -> str:
-    """The title that a process gave itself (``VLLM::EngineCore``), or else nothing."""
-    try:
-        with Path(f"/proc/{pid}/cmdline").open("rb") as file:
-            first = file.read(4096).split(b"\0")[0].decode(errors="replace")
-    except OSError:
-        return ""
-    return first.strip() if "::" in first else ""
-
-
-def role_of(name: str) -> str | None:
-    """What a process of this name or title is to vLLM."""
-    return next((role for part, role in _ROLES.items() if part in name), None)
-
-
-def _process_status(pid: int) -> tuple[int, int] | None:
-    """Parent and start of a process that runs."""
-    try:
-        # Fields 4 and 22; the second field, the name, may hold spaces and parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if fields[0] in (b"Z", b"X") else (int(fields[1]), int(fields[19]))
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether no process of this id runs; False where that is not certain."""
-    if Path(f"/proc/{pid}").exists():
-        return True  # a zombie: a running one has a status
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        pass
-    return False
 
 
 def _is_record_name(name: str) -> bool:
@@ -340,7 +260,7 @@ def _read(path: Path) -> Record | None:
         record = msgspec.json.decode(data, type=Record)
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
-    if record.place != _place():
+    if record.place != identity.place():
         return None
     try:
         owner = psutil.Process(record.pid).uids().effective
@@ -363,17 +283,9 @@ def _untrusted(where: Path, owner: int | None) -> str | None:
     return f"{where} is not a folder that only user {owner} can write"
 
 
-def _place() -> str:
-    # Two hosts can have one name; the boot id tells them apart.
-    boot = ""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    return f"{os.uname().nodename} {boot} {pid_namespace()}"
-
-
 def _file_name() -> str:
     """Unique among all places that may share the folder."""
-    return f"{os.getpid()}-{zlib.crc32(_place().encode()):08x}.json"
+    return f"{os.getpid()}-{zlib.crc32(identity.place().encode()):08x}.json"
 
 
 class _Writer:
@@ -430,8 +342,8 @@ class _Writer:
             record = msgspec.structs.replace(
                 record,
                 pid=os.getpid(),
-                started=start_ticks(os.getpid()) or 0,
-                role=_role(record.counters),
+                started=identity.start_ticks(os.getpid()) or 0,
+                role=identity.role(retires=bool(record.counters and record.counters.calls)),
             )
             text = msgspec.json.encode({"schema": SCHEMA, **msgspec.structs.asdict(record)})
             if text == self.written and self.path is not None and self.path.exists():
@@ -490,37 +402,6 @@ class _Writer:
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.Finalize(None, self.stop, exitpriority=0)
-
-
-def _role(counters: Counters | None) -> str:
-    """What this process is to vLLM."""
-    named = role_of(_process_name()) or role_of(title("self"))
-    if named is not None:
-        return named
-    # Only a scheduler retires: this one runs the engine core itself.
-    if counters is not None and counters.calls:
-        return "engine core"
-    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
-        return "engine core"
-    return "API server" if _serves_http() else "main"
-
-
-def _serves_http() -> bool:
-    # `python -m` runs a module under another name.
-    started_as = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "")
-    loaded = {started_as, *sys.modules}
-    if _CLI_MODULE in loaded and sys.argv[1:2] != ["serve"]:
-        return False  # the command line loads the modules of all its commands
-    # With several API servers, the process that starts them answers no request.
-    children = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
-    return not any(role_of(child.name) == "API server" for child in children) and any(
-        module in loaded for module in _HTTP_MODULES
-    )
-
-
-def _process_name() -> str:
-    process = sys.modules.get("multiprocessing.process")
-    return str(process.current_process().name) if process else ""
 
 
 def _make_folder() -> Path:

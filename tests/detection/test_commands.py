@@ -51,7 +51,7 @@ def test_verify_shows_no_difference_on_a_native_release(trees: Path, command: Ru
 def test_verify_says_that_a_latent_release_needs_no_lag(trees: Path, command: Run) -> None:
     code, answer = command(str(trees / LATENT), "verify")
     assert (code, answer["patched"]["verdict"]["reason"]) == (0, "latent")
-    assert "without a lag" in answer["sentence"]
+    assert "this release's scheduler retires with lag 0" in answer["sentence"]
 
 
 @pytest.mark.parametrize("release", [LIVE, NATIVE])

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.children import eventually
-from vllm_mamba_retire import metrics, records
+from vllm_mamba_retire import identity, metrics, records
 from vllm_mamba_retire.keep import KeepCounters
 from vllm_mamba_retire.keep_verdict import kept
 from vllm_mamba_retire.records import Record
@@ -110,7 +110,7 @@ def test_processes_that_it_started_are_this_servers_and_others_are_not(
         assert child.stdout is not None
         assert child.stdout.readline() == "kept\n"
         assert _pids(registry) == {os.getpid(), child.pid}
-        monkeypatch.setattr(records, "parent", lambda _pid: None)
+        monkeypatch.setattr(identity, "parent", lambda _pid: None)
         assert _pids(registry) == {os.getpid()}
         child.communicate()
 

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from tests.children import eventually
-from vllm_mamba_retire import records
+from vllm_mamba_retire import identity, records
 from vllm_mamba_retire.keep import KeepCounters
 from vllm_mamba_retire.records import Record
 from vllm_mamba_retire.retirement import Counters
@@ -25,7 +25,7 @@ from vllm_mamba_retire.verdict import Reason, Verdict
 # A process that keeps a record and does what it is told, one line at a time.
 PROCESS = """
 import os, sys, time
-from vllm_mamba_retire import records
+from vllm_mamba_retire import identity, records
 from vllm_mamba_retire.keep import KeepCounters
 from vllm_mamba_retire.records import Record
 from vllm_mamba_retire.retirement import Counters
@@ -116,7 +116,7 @@ def test_a_record_says_who_and_what(process: Callable[..., Process]) -> None:
     assert (entry.pid, entry.role) == (one.pid, "engine core")
     assert entry.verdict == Verdict(Reason.PATCHED, "by a test.")
     assert entry.counters == Counters(calls=3, states_freed=2)
-    assert entry.started == records.start_ticks(one.pid)
+    assert entry.started == identity.start_ticks(one.pid)
 
 
 def test_only_its_user_may_read_a_record(process: Callable[..., Process]) -> None:
@@ -226,7 +226,7 @@ def test_records_of_other_containers_and_hosts_are_left_alone(
 
 def test_the_same_pid_in_two_containers_is_two_files(monkeypatch: pytest.MonkeyPatch) -> None:
     here = records._file_name()
-    monkeypatch.setattr(records, "pid_namespace", lambda: "pid:[1]")
+    monkeypatch.setattr(identity, "pid_namespace", lambda: "pid:[1]")
     assert records._file_name() != here
 
 
@@ -249,7 +249,7 @@ def test_a_forked_child_has_a_record_of_its_own(process: Callable[..., Process],
     assert child.counters == Counters(), "what the parent freed is the parent's"
     assert (parent.keep_counters, child.keep_counters) == (KeepCounters(4), KeepCounters())
     assert child.verdict == parent.verdict
-    assert child.role == records.role_of(name)
+    assert child.role == identity.role_of(name)
     one.do("event.set(); forked.join()")
     assert [entry.pid for entry in one.entries()] == [one.pid]
     assert len(list(one.folder.glob("*.json"))) == 1, "the child removed its own"

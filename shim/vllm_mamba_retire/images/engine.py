@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import uuid
@@ -26,7 +25,7 @@ from .image import Config, ImageError, Root, read_tar
 
 ENGINES = ("docker", "podman")
 LABEL = "vllm-mamba-retire"  # on every container created here
-_HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())
+_HOST = re.sub(r"[^A-Za-z0-9]", "", os.uname().nodename)
 _CHUNK = 1 << 20
 
 
