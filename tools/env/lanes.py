@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,7 @@ class Run:
 
 def lane(
     every: Sequence[str] = (),
-    usual: Sequence[str] = (),
+    usual: Iterable[str] = (),
     *,
     default: bool = False,
     tags: Sequence[str] = ("full",),
