@@ -73,7 +73,7 @@ def test_verify_says_that_keeping_is_not_possible(trees: Path, command: Run) -> 
     assert answer["sentence"].startswith("not proven: keep unavailable: it needs a vLLM that")
 
 
-def test_verify_proves_nothing_where_the_manager_cannot_be_imported(
+def test_verify_exits_2_if_the_manager_cannot_be_imported(
     site: Callable[..., Site], command: Run
 ) -> None:
     tree = site(LIVE)

@@ -43,7 +43,7 @@ def inspected(live: str) -> Inspection:
     return inspect(*Engine("podman").read(live))
 
 
-def test_live_release_leaks_and_the_installed_package_takes_effect(
+def test_live_release_leaks_and_the_installed_package_fixes_it(
     live_outcome: images.ImageResult,
 ) -> None:
     assert (live_outcome.state, live_outcome.says.split(";")[0]) == (
@@ -124,7 +124,7 @@ def test_container_that_does_not_start_is_a_failure(inspected: Inspection) -> No
     ],
     ids=["no engine", "not there", "not pulled"],
 )
-def test_what_cannot_run_is_skipped_and_fails_where_it_is_required(
+def test_image_that_cannot_run_is_skipped_or_fails_if_required(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes = images.main(arguments)

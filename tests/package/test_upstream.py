@@ -28,15 +28,13 @@ def test_release_with_known_methods_is_unchanged(table: Matrix, newest: Row) -> 
     assert newest.version in news.says
 
 
-def test_release_with_another_method_is_changed_and_the_method_named(
-    table: Matrix, newest: Row
-) -> None:
+def test_changed_method_of_a_release_is_named(table: Matrix, newest: Row) -> None:
     changed = {**newest.fingerprints, METHOD: "0" * 16}
     news = judge("99.0.0", changed, True, table, table.releases)
     assert (news.outcome, news.says) == (Finding.CHANGED, f"since {newest.version}: {METHOD}")
 
 
-def test_new_release_with_the_methods_of_a_live_one_has_lost_the_fix(table: Matrix) -> None:
+def test_new_release_with_a_live_releases_methods_lost_the_fix(table: Matrix) -> None:
     live = [row for row in table.releases if row.status is Status.LIVE][-1]
     news = judge("99.0.0", live.fingerprints, False, table, table.releases)
     assert news.outcome is Finding.FIX_MISSING

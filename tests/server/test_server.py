@@ -89,7 +89,7 @@ def test_the_same_prompt_again_is_a_prefix_hit(seen: dict[str, Seen], patched: S
     assert patched.metric("prefix_cache_hits_total") > hits
 
 
-def test_metrics_show_the_roll_backs_of_stock_and_none_when_patched(
+def test_metrics_show_roll_backs_on_stock_and_none_when_patched(
     seen: dict[str, Seen], leaks: bool
 ) -> None:
     assert (seen["stock"].preemptions > 0) == leaks
@@ -129,7 +129,7 @@ def test_every_process_has_a_record_and_the_engine_core_counts(
         )
 
 
-def test_metrics_carry_every_process_once_and_what_the_engine_core_freed(
+def test_metrics_have_each_process_once_and_the_states_freed(
     seen: dict[str, Seen], patched: Server, leaks: bool
 ) -> None:
     verdict = "patched" if leaks else "native"
@@ -157,7 +157,7 @@ def test_metrics_carry_nothing_where_the_package_is_off(stock: Server) -> None:
     assert stock.metric("prompt_tokens_total") > 0  # control: the others are there
 
 
-def test_vllm_exposes_what_the_alerts_and_the_dashboard_show_beside_ours(patched: Server) -> None:
+def test_vllm_exposes_its_metrics_that_alerts_and_dashboard_use(patched: Server) -> None:
     deploy = Path(__file__).parents[2] / "docs" / "deploy"
     texts = [(deploy / name).read_text() for name in ("alerts.yaml", "dashboard.json")]
     named = {name for text in texts for name in re.findall(r"vllm:[a-z_]+", text)}
@@ -182,9 +182,7 @@ def test_nothing_runs_unpatched_beside_a_patched_server(patched: Server) -> None
     assert not patched.survey().finding
 
 
-def test_an_engine_core_told_to_do_nothing_is_reported_but_no_finding(
-    stock: Server, leaks: bool
-) -> None:
+def test_an_engine_core_that_is_off_is_reported_but_no_finding(stock: Server, leaks: bool) -> None:
     seen = stock.survey()
     assert [entry.role for entry in seen.processes] == []
     (core,) = seen.without_record
@@ -192,9 +190,7 @@ def test_an_engine_core_told_to_do_nothing_is_reported_but_no_finding(
     assert not seen.finding
 
 
-def test_clients_that_vanish_in_the_middle_of_a_prefill_leave_nothing_behind(
-    stock: Server, patched: Server
-) -> None:
+def test_clients_lost_during_a_prefill_leave_nothing_behind(stock: Server, patched: Server) -> None:
     answers = []
     for server in (stock, patched):
         for seed in (11, 12):
@@ -212,9 +208,7 @@ def test_a_stream_left_half_read_leaves_nothing_behind(patched: Server) -> None:
 
 
 @pytest.mark.parametrize("grace", [0, 60])
-def test_a_server_stopped_in_the_middle_of_a_prefill_ends_and_takes_its_records_along(
-    tmp_path: Path, grace: int
-) -> None:
+def test_a_server_stopped_during_a_prefill_removes_its_records(tmp_path: Path, grace: int) -> None:
     with Server(tmp_path, f"--shutdown-timeout={grace}") as server:
         server.wait()
         family = server.family()

@@ -156,7 +156,7 @@ def test_record_of_any_kind_does_no_harm(data: bytes | None, count: int, run: Ru
     assert len(notes) == count
 
 
-def test_folder_of_the_path_that_may_not_be_searched_does_no_harm(
+def test_unreadable_folder_on_the_path_does_no_harm(
     run: Run, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     is_file = Path.is_file
@@ -173,9 +173,7 @@ def test_folder_of_the_path_that_may_not_be_searched_does_no_harm(
 
 
 @pytest.mark.parametrize("sink", ["full disk", "closed pipe"])
-def test_report_that_cannot_be_written_does_not_change_the_exit_code(
-    sink: str, run: Run, site: Path
-):
+def test_unwritable_report_does_not_change_the_exit_code(sink: str, run: Run, site: Path):
     if sink == "full disk":
         out = os.open("/dev/full", os.O_WRONLY)
     else:
