@@ -7,8 +7,8 @@ request's newest cached state counts as just used each time the request is sched
 is computed, and goes back with the request's own blocks when it ends. Nothing refers to it
 meanwhile, so no block leaves the pool.
 
-This module knows a block table, the pool's free queue and one dictionary; it must not know vLLM,
-releases or how it is called.
+This module uses a block table, the pool's free queue and one dictionary; it must not depend on
+vLLM, releases or its callers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 
 class Block(Protocol):
-    """What is needed of a KV-cache block.
+    """The attributes of a KV-cache block that keeping uses.
 
     Attributes:
-        ref_cnt: tables that refer to it; a block without any is in the free queue.
+        ref_cnt: number of tables that refer to it; at 0 the block is in the free queue.
     """
 
     ref_cnt: int
@@ -37,14 +37,14 @@ class Block(Protocol):
 
 
 class FreeQueue(Protocol):
-    """What is needed of the pool's queue of free blocks; its first block is evicted first."""
+    """The methods of the pool's free queue that keeping uses; its first block is evicted first."""
 
     @property
     def fake_free_list_tail(self) -> Any:
-        """What stands behind the last block, which is its ``prev_free_block``."""
+        """The end mark of the queue; its ``prev_free_block`` is the last block."""
 
     def remove(self, block: Block) -> None:
-        """Take a block out, wherever it is."""
+        """Remove a block from any position."""
 
     def append(self, block: Block) -> None:
         """Put a block at the end."""
@@ -52,7 +52,7 @@ class FreeQueue(Protocol):
 
 @dataclass(slots=True)
 class KeepCounters:
-    """What keeping did in this process since it was installed.
+    """Counters of keeping in this process since it was installed.
 
     Attributes:
         states_refreshed: times that a state was moved to the end of the free queue.
@@ -106,7 +106,7 @@ class Order:
 
 @dataclass(slots=True)
 class Keeping:
-    """What one manager (one Mamba group) remembers between calls.
+    """The state of one manager (one Mamba group) between calls.
 
     Attributes:
         block: block size, in tokens.
@@ -134,7 +134,7 @@ class Keeping:
             prompt: tokens of its prompt, if known.
 
         Returns:
-            What is known of the request now, for `refresh`.
+            The request's newest state, for `refresh`.
         """
         found = self.newest.get(request_id)
         # A table that was replaced without passing through `take` is another one's.
@@ -158,10 +158,10 @@ class Keeping:
         return found
 
     def refresh(self, found: Newest, settled: int, prompt: int | None, queue: FreeQueue) -> None:
-        """Move a request's newest state to the end of the free queue, if it is in there.
+        """Move a request's newest state to the end of the free queue, if it is in the queue.
 
-        While the prompt is computed each chunk leaves a newer state there, and moving the older
-        ones again was measured to cost hits of other requests.
+        Nothing is moved while the prompt is computed: each chunk leaves a newer state in the queue,
+        and moving the older ones again cost hits of other requests when it was measured.
         """
         if prompt is not None and settled < prompt:
             return
@@ -181,8 +181,8 @@ class Keeping:
         """End a request: take its newest state out of the free queue, referred to once.
 
         Returns:
-            The block, to be freed with the request's other blocks and after them; None where the
-            state is gone or a table still refers to it.
+            The block, to be freed after the request's other blocks; None if the state was evicted
+            or a table still refers to it.
         """
         block = self._still_cached(self.newest.pop(request_id, None))
         if block is None:

@@ -6,7 +6,7 @@ import contextlib
 
 
 def register() -> None:
-    """Arm the patch, and record for other processes that it is armed here.
+    """Arm the patch, and write a record that it is armed in this process.
 
     Raises:
         SystemExit: ``MAMBA_RETIRE=require`` and vLLM may leak here; an
