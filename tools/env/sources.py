@@ -1,4 +1,4 @@
-"""vLLM's source archives: the tree a checkout has, with the tests that no wheel carries.
+"""Downloads vLLM's source archives, which have the tests that no wheel contains.
 
 The registry has them from 0.16.0 on. They are kept in the cache and never committed.
 """
@@ -34,14 +34,14 @@ _TORCH = {
 
 
 def source_trees(*versions: str) -> list[Path]:
-    """The folders of several releases, see `source_tree`."""
+    """Return the folders of several releases, see `source_tree`."""
     return [source_tree(version) for version in versions]
 
 
 def source_tree(version: str) -> Path:
-    """A folder with `vllm/`, `tests/` and the pins of a release, as its source archive has them.
+    """Return a folder with `vllm/`, `tests/` and the pins of a release, from its source archive.
 
-    Put it on no path as it is: `vllm/` beside `tests/` would shadow the one under test.
+    Do not put the folder on the path: its `vllm/` would shadow the one under test.
     """
     folder = SOURCES / version
     with provision._lock(f"source-{version}"):

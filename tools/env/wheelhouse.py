@@ -1,4 +1,4 @@
-"""A folder of wheels that installs this package, and what tests it, without a network."""
+"""Makes a folder of wheels that installs this package and its tests' tools without a network."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tools.env import provision
 
 
 def wheelhouse(python: str) -> Path:
-    """The wheels for one version of Python (``3.12``) on this machine's architecture.
+    """Return the wheels for one version of Python (``3.12``) on this machine's architecture.
 
-    This package's own is built anew each time; the others are fetched once.
+    This package's own wheel is built each time; the others are fetched once.
     """
     folder = provision.CACHE / "wheelhouses" / python
     wanted = ["pip", *provision.group("test", own=True)]
@@ -32,7 +32,7 @@ def wheelhouse(python: str) -> Path:
 
 
 def own_wheel() -> Path:
-    """This package as it is published."""
+    """Build this package's wheel and return its path."""
     folder = provision.CACHE / "wheel"
     with tempfile.TemporaryDirectory() as making:
         build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", making)

@@ -1,7 +1,7 @@
-"""vLLM releases that the table lacks: does each still have the methods that we know, and the fix?
+"""Reports vLLM releases that the matrix lacks: whether they have known methods and the fix.
 
-Asks the registry, opens the wheels and runs the matrix's checks; writes nothing. What is to be done
-with an answer is in docs/maintaining.md.
+Queries the registry, opens the wheels and runs the matrix's checks; writes nothing.
+docs/maintaining.md says what to do with each result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm_mamba_retire.releases import Matrix, Row, Status, load_matrix
 
 
 class Finding(str, Enum):
-    """How a release compares with the rows of the table."""
+    """How a release compares with the rows of the matrix."""
 
     UNCHANGED = "unchanged"  # the methods of a release that is known
     CHANGED = "changed"  # other methods
@@ -29,7 +29,7 @@ class Finding(str, Enum):
 
 @dataclass(frozen=True)
 class News:
-    """One release that the table lacks."""
+    """One release that the matrix lacks."""
 
     version: str
     outcome: Finding
@@ -41,7 +41,7 @@ class News:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit 0: nothing new, or nothing that changes anything. 1: a person must look. 2: an error."""
+    """Exit 0: nothing new, or no action needed. 1: a maintainer must act. 2: an error."""
     parser = argparse.ArgumentParser(prog="nox -s upstream --", description=__doc__)
     parser.add_argument("--forget", metavar="VERSION", help="as if the table lacked this release")
     parser.add_argument("--no-evidence", action="store_true", help="wheels only: run nothing")
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def look(forgotten: str | None, *, run: bool) -> list[News]:
-    """Compare every release that the table lacks, printing each answer as it comes."""
+    """Compare every release that the matrix lacks; print each result at once."""
     from tools.table import maintain as lane
     from tools.table.derive import code_status, facts
 
@@ -80,7 +80,7 @@ def look(forgotten: str | None, *, run: bool) -> list[News]:
 
 
 def broken_checks(checks: Iterable[Mapping[str, str]]) -> list[str]:
-    """Checks that did not run, each with the call that failed."""
+    """Return the checks that did not run, each with the call that failed."""
     return [f"{c['run']}: {c['result']}" for c in checks if c["result"].startswith(DOES_NOT_RUN)]
 
 
@@ -96,7 +96,7 @@ def judge(
     Args:
         version: the release.
         fingerprints: of its methods.
-        native: whether its `MambaManager` frees a range by a method of its own, as the fix does.
+        native: whether its `MambaManager` has its own method that frees a range, as the fix does.
         table: names the first release with the fix.
         rows: releases to compare with.
     """
