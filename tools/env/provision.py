@@ -14,13 +14,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ RELEASES = CACHE / "releases"
 # Whether tests leave data for the session `coverage`.
 COVERAGE = bool(os.environ.get("MAMBA_RETIRE_COVERAGE"))
 CPU_BUILDS = CACHE / "cpu"
+
+LOG_SECONDS = 15  # between two lines about a long step
 
 TORCH = "torch==2.13.0"
 # The engine that the demonstration runs, and whose requirements serve every release's Python files.
@@ -132,12 +135,12 @@ def environment(name: str, python: str, *installs: Sequence[str]) -> Path:
         if stamp.exists() and stamp.read_text() == wanted:
             return interpreter
         stamp.unlink(missing_ok=True)
-        _tell(f"making environment {name} in {home}")
-        _run(f"environment {name}", sys.executable, "-m", "virtualenv", "-p", python, str(home))
+        log(f"making environment {name} in {home}")
+        run(f"environment {name}", sys.executable, "-m", "virtualenv", "-p", python, str(home))
         for number, line in enumerate(installs, 1):
             packages = [word for word in line if not word.startswith("-")]
-            _tell(f"  {number} of {len(installs)}: installing {_shortly(packages)}")
-            _pip(f"installing into environment {name}", "install", *line, python=str(interpreter))
+            log(f"  {number} of {len(installs)}: installing {_shortly(packages)}")
+            pip(f"installing into environment {name}", "install", *line, python=str(interpreter))
         stamp.write_text(wanted)
     return interpreter
 
@@ -179,13 +182,13 @@ def own_package() -> Path:
     packages.mkdir(parents=True, exist_ok=True)
     with _lock("own"), tempfile.TemporaryDirectory(dir=packages, prefix=".making-") as making:
         build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", making)
-        _run("building this package", *build, str(ROOT))
+        run("building this package", *build, str(ROOT))
         (wheel,) = Path(making).glob("*.whl")
         site = packages / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16]
         if not site.exists():
             new = Path(making) / "site"
             install = ("install", "--no-deps", "--target", str(new), str(wheel))
-            _pip("installing this package", *install)
+            pip("installing this package", *install)
             new.rename(site)
     return site
 
@@ -236,7 +239,7 @@ def _unpacked(
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
-            _tell(f"fetching {name} {version} (up to 400 MB)")
+            log(f"fetching {name} {version} (up to 400 MB)")
             _download(f"{name}=={version}", Path(making))
             (path,) = Path(making).glob("*.whl")
             with zipfile.ZipFile(path) as wheel:
@@ -245,8 +248,8 @@ def _unpacked(
     return folder
 
 
-def _tell(step: str) -> None:
-    """Say what takes so long, and since when."""
+def log(step: str) -> None:
+    """Print what a long step does, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {step}", flush=True)
 
 
@@ -255,7 +258,7 @@ def _shortly(names: Sequence[str]) -> str:
 
 
 def _download(requirement: str, folder: Path) -> None:
-    _pip(
+    pip(
         f"fetching {requirement}",
         "download",
         requirement,
@@ -267,16 +270,57 @@ def _download(requirement: str, folder: Path) -> None:
     )
 
 
-def _pip(what: str, *arguments: str, python: str = sys.executable) -> None:
-    _run(what, python, "-m", "pip", "--disable-pip-version-check", "-q", *arguments)
+def pip(
+    what: str,
+    *arguments: str,
+    python: str = sys.executable,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run an interpreter's pip with `arguments`; see `run`."""
+    options = ("--disable-pip-version-check", "--progress-bar=raw")
+    run(what, python, "-m", "pip", *arguments, *options, env=env)
 
 
-def _run(what: str, *command: str) -> None:
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    if done.returncode:
-        raise ProvisionError(f"{what} failed: {' '.join(command)}\n{done.stdout}")
+def run(what: str, *command: str, env: Mapping[str, str] | None = None) -> None:
+    """Run a command; print every few seconds how long it has run and how far it is.
+
+    Args:
+        what: the step, for messages.
+        command: program and arguments.
+        env: its whole environment; by default that of this process.
+
+    Raises:
+        ProvisionError: it ended with another status than 0.
+    """
+    start = time.monotonic()
+    with tempfile.NamedTemporaryFile() as file:
+        output = Path(file.name)
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
+        while True:
+            try:
+                status = process.wait(LOG_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                elapsed = time.monotonic() - start
+                log(f"    {what}: {elapsed:.0f} s, {progress(output.read_text(errors='replace'))}")
+        if status:
+            end = "\n".join(output.read_text(errors="replace").splitlines()[-30:])
+            raise ProvisionError(f"{what} failed: {' '.join(command)}\n{end}")
+
+
+def progress(output: str) -> str:
+    """Return how far a command is, from its output: the counts of pip, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output yet"]
+    found = {line.split()[1] for line in lines if line.startswith("Collecting ")}
+    if lines[-1].startswith("Installing "):
+        return f"installing {lines[-1].count(',') + 1} packages"
+    at = re.fullmatch(r"Progress (\d+) of (\d+)", lines[-1])  # bytes of the file in the line above
+    done = f" {100 * int(at[1]) // int(at[2])} %" if at and int(at[2]) else ""
+    steps = [line for line in lines if not line.startswith(("Progress ", "WARNING: "))]
+    files = ("Downloading ", "Using cached ", "Processing ")  # and their metadata, before that
+    fetched = sum(line.startswith(files) and ".metadata " not in line for line in steps)
+    counts = f"package {fetched} of {len(found)}: " if fetched else ""
+    return f"{counts}{(steps or lines)[-1]}{done}"
 
 
 def _lock(name: str) -> FileLock:
