@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-class Block(Protocol):
+class CachedBlock(Protocol):
     """The attributes of a KV-cache block that keeping uses.
 
     Attributes:
@@ -43,10 +43,10 @@ class FreeQueue(Protocol):
     def fake_free_list_tail(self) -> Any:
         """The end mark of the queue; its ``prev_free_block`` is the last block."""
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: CachedBlock) -> None:
         """Remove a block from any position."""
 
-    def append(self, block: Block) -> None:
+    def append(self, block: CachedBlock) -> None:
         """Put a block at the end."""
 
 
@@ -80,10 +80,10 @@ class Newest:
         turn: `Order.turn` when it was moved.
     """
 
-    table: Sequence[Block]
+    table: Sequence[CachedBlock]
     next_look: int
     looked_at: int = 0
-    block: Block | None = None
+    block: CachedBlock | None = None
     block_hash: object | None = None
     turn: int = -1
 
@@ -100,7 +100,7 @@ class Order:
         turn: number that changes when another block is found behind `last`.
     """
 
-    last: Block | None = None
+    last: CachedBlock | None = None
     turn: int = 0
 
 
@@ -123,7 +123,7 @@ class Keeping:
     newest: dict[str, Newest] = field(default_factory=dict)
 
     def note(
-        self, request_id: str, table: Sequence[Block], settled: int, prompt: int | None
+        self, request_id: str, table: Sequence[CachedBlock], settled: int, prompt: int | None
     ) -> Newest:
         """Look for a newer state in a request's table, before its states are retired.
 
@@ -177,7 +177,7 @@ class Keeping:
             self.counters.states_refreshed += 1
             order.last, found.turn = block, order.turn
 
-    def take(self, request_id: str, queue: FreeQueue) -> Block | None:
+    def take(self, request_id: str, queue: FreeQueue) -> CachedBlock | None:
         """End a request: take its newest state out of the free queue, referred to once.
 
         Returns:
@@ -195,7 +195,7 @@ class Keeping:
         self.order.last = None  # it may be freed as the last one again, behind others
         return block
 
-    def _still_cached(self, found: Newest | None) -> Block | None:
+    def _still_cached(self, found: Newest | None) -> CachedBlock | None:
         if found is None or found.block is None or found.block.block_hash != found.block_hash:
             return None
         return found.block

@@ -88,7 +88,7 @@ class Tree:
         version: the tree's own version.
         data: bytes of its manager file.
         state: by the file's hash; for an unknown hash, by the verdict on the source.
-        settled: the series is applied, or the release needs none.
+        done: the series is applied, or the release needs none.
         sentence: the state for people, with what to do.
         series: name of the series for it, or None.
         released: its manager file as released; None without a series for it.
@@ -99,7 +99,7 @@ class Tree:
     version: str | None
     data: bytes
     state: State
-    settled: bool
+    done: bool
     sentence: str
     series: str | None = None
     released: bytes | None = None
@@ -173,8 +173,8 @@ def read_tree(folder: Path, matrix: Matrix, probe: bool = False) -> Tree:
         if sha256(patched) != entry.sha256_after:
             raise PatchsetError(f"{entry.series} does not give the file that the matrix lists")
         state = {released: State.PRISTINE, patched: State.APPLIED}.get(data, State.HALF_APPLIED)
-        settled, sentence = state is State.APPLIED, _SENTENCES[state]
-        return tree(state, settled, sentence, entry.series, released, patched)
+        done, sentence = state is State.APPLIED, _SENTENCES[state]
+        return tree(state, done, sentence, entry.series, released, patched)
     verdict = predict(target, matrix, probe=probe)
     if verdict.reason in _SETTLED:
         return tree(State.NOT_COVERED, True, verdict.sentence)

@@ -21,6 +21,6 @@ def register() -> None:
 
             records.announce()
             if identity.role() == "API server":
-                from vllm_mamba_retire import metrics
+                from vllm_mamba_retire import prometheus
 
-                metrics.expose()
+                prometheus.expose()

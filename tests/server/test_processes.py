@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import vllm_mamba_retire
-from tests.server.serving import ENGINE, Running, Server, eventually, prompt
+from tests.server.servers import ENGINE, Running, Server, eventually, prompt
 from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.verdict import Reason
 

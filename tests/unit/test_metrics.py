@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.children import eventually
-from vllm_mamba_retire import identity, metrics, records
+from vllm_mamba_retire import identity, prometheus, records
 from vllm_mamba_retire.keep import KeepCounters
 from vllm_mamba_retire.keep_verdict import kept
 from vllm_mamba_retire.records import Record
@@ -34,12 +34,12 @@ sys.stdin.read()
 API_SERVER = """
 import multiprocessing, os, struct, sys
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-from vllm_mamba_retire import metrics, records
+from vllm_mamba_retire import prometheus, records
 
 multiprocessing.current_process().name = sys.argv[1]
 records.REFRESH_SECONDS = 0.05
-metrics.expose()
-metrics.expose()
+prometheus.expose()
+prometheus.expose()
 for line in sys.stdin:
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)
@@ -56,8 +56,8 @@ def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Collec
     """A default registry of its own, with our collector, and a record of this process."""
     monkeypatch.setenv("MAMBA_RETIRE_DIR", str(tmp_path))
     made = CollectorRegistry(auto_describe=True)
-    monkeypatch.setattr(metrics, "REGISTRY", made)
-    metrics.expose()
+    monkeypatch.setattr(prometheus, "REGISTRY", made)
+    prometheus.expose()
     records.keep(patched())
     yield made
     records.withdraw()
@@ -97,7 +97,7 @@ def test_a_scrape_shows_verdict_and_counters(registry: CollectorRegistry) -> Non
 
 def test_exposed_twice_is_scraped_once(registry: CollectorRegistry) -> None:
     once = scrape(registry)
-    metrics.expose()
+    prometheus.expose()
     assert scrape(registry) == once
 
 
@@ -138,7 +138,7 @@ def test_the_metrics_page_names_each_metric_and_its_labels() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| `vllm_mamba")]
     listed = {row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
-    for family in metrics.families([]):
+    for family in prometheus.families([]):
         name = family.name + ("_total" if family.type == "counter" else "")
         assert listed[name] == set(vars(family)["_labelnames"])
 

@@ -57,10 +57,10 @@ def main() -> None:
 def measure_calls(stock: Path, native: Path) -> dict[str, dict[int, float]]:
     """Return the median cost of one call in microseconds, by variant and depth."""
     builds = {
-        "stock": Build(stock, "off"),
-        "patched": Build(stock, "require"),
-        "native": Build(native, "off"),
-        "rescan": Build(stock, "require", "--rescan"),
+        "stock": BenchProcess(stock, "off"),
+        "patched": BenchProcess(stock, "require"),
+        "native": BenchProcess(native, "off"),
+        "rescan": BenchProcess(stock, "require", "--rescan"),
     }
     taken: dict[tuple[str, int], list[int]] = {}
     try:
@@ -77,7 +77,7 @@ def measure_calls(stock: Path, native: Path) -> dict[str, dict[int, float]]:
     }
 
 
-class Build:
+class BenchProcess:
     """A process that makes calls on one variant on request."""
 
     def __init__(self, tree: Path, mode: str, *arguments: str) -> None:

@@ -16,7 +16,7 @@ import time
 
 from prometheus_client import REGISTRY, generate_latest
 
-from vllm_mamba_retire import metrics
+from vllm_mamba_retire import prometheus
 
 PROCESSES = (1, 16)
 AIM = 5  # ms, with the most processes
@@ -59,7 +59,7 @@ def measure(processes: int) -> float:
 def main() -> None:
     for collector in list(REGISTRY._collector_to_names):  # prometheus-client's own
         REGISTRY.unregister(collector)
-    metrics.expose()
+    prometheus.expose()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MAMBA_RETIRE_DIR"] = folder
         costs = [measure(processes) for processes in PROCESSES]

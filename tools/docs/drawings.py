@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_mamba_retire.replay.cases import read_cases
-from vllm_mamba_retire.replay.charts import save
+from vllm_mamba_retire.replay.drawing import save
 from vllm_mamba_retire.replay.manager import block_tables, chunk_ends
 from vllm_mamba_retire.replay.sides import SIDES, compare
 

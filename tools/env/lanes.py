@@ -20,7 +20,7 @@ from tools.table import rows as table
 
 
 @dataclass
-class Run:
+class SessionRun:
     """One run of a session; `version` is a vLLM release, a Python version, or empty."""
 
     session: nox.Session
@@ -71,7 +71,7 @@ def lane(
     *,
     default: bool = False,
     tags: Sequence[str] = ("full",),
-) -> Callable[[Callable[[Run], None]], None]:
+) -> Callable[[Callable[[SessionRun], None]], None]:
     """Make a session of a function, which runs once per release or Python.
 
     Args:
@@ -81,7 +81,7 @@ def lane(
         tags: ``full`` unless it takes hours, or changes the repository.
     """
 
-    def register(run: Callable[[Run], None]) -> None:
+    def register(run: Callable[[SessionRun], None]) -> None:
         def session(session: nox.Session) -> None:
             versions, arguments = _named(session, every)
             versions = versions or list(every if FULL else usual) or [""]
@@ -91,7 +91,7 @@ def lane(
                 session.log(f"{label}: {number} of {len(versions)}")
                 try:
                     with summary.timed(label):
-                        run(Run(session, version, arguments))
+                        run(SessionRun(session, version, arguments))
                 except provision.Unavailable as reason:
                     summary.skipped(label, str(reason))
                     skipped.append(str(reason))

@@ -42,7 +42,7 @@ _OLDEST = Version("0.14.1")  # the last release without align mode
 def main(argv: list[str] | None = None) -> int:
     """Exit 0: the matrix agrees with the wheels, or was updated. 1: it differs. 2: an error."""
     options = _options(argv)
-    table = Table(TABLE)
+    table = MatrixFile(TABLE)
     try:
         if options.add:
             return add(table, options.add)
@@ -63,7 +63,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-class Table:
+class MatrixFile:
     """The file, with its comments, quotes and order kept.
 
     Only the list of releases is parsed and written again; the text before and after it is kept byte
@@ -107,7 +107,7 @@ class Table:
         draft.replace(self.path)
 
 
-def compare(table: Table, versions: list[str], write: bool, run: bool) -> int:
+def compare(table: MatrixFile, versions: list[str], write: bool, run: bool) -> int:
     """Compare rows with wheels and runs; with `write`, update them."""
     differences = 0
     for version in versions or [row["version"] for row in table.rows]:
@@ -122,7 +122,7 @@ def compare(table: Table, versions: list[str], write: bool, run: bool) -> int:
             differences += 1
         print(f"{version} looked at", flush=True)
         if write:
-            table = Table(TABLE)  # runs take minutes; somebody may have edited it since
+            table = MatrixFile(TABLE)  # runs take minutes; somebody may have edited it since
             table.put(version, found)
             table.save()
     if not versions:
@@ -132,7 +132,7 @@ def compare(table: Table, versions: list[str], write: bool, run: bool) -> int:
     return 1 if differences and not write else 0
 
 
-def add(table: Table, version: str) -> int:
+def add(table: MatrixFile, version: str) -> int:
     """Add a release after the last row and print how it compares with that row."""
     last = table.rows[-1]
     found = facts(version, table.methods)
@@ -177,7 +177,7 @@ def open_source(version: str) -> str:
     return registry.open_build(registry.builds("vllm", version)[0]).manager.decode()
 
 
-def unlisted(table: Table) -> list[str]:
+def unlisted(table: MatrixFile) -> list[str]:
     """Return published releases, from the oldest row on, that the matrix lacks."""
     listed = {row["version"] for row in table.rows}
     return [v for v in registry.versions("vllm") if Version(v) >= _OLDEST and v not in listed]

@@ -19,7 +19,7 @@ from tools.table.behaviour import DOES_NOT_RUN
 from vllm_mamba_retire.releases import Matrix, Row, Status, load_matrix
 
 
-class Finding(str, Enum):
+class Change(str, Enum):
     """How a release compares with the rows of the matrix."""
 
     UNCHANGED = "unchanged"  # the methods of a release that is known
@@ -32,7 +32,7 @@ class News:
     """One release that the matrix lacks."""
 
     version: str
-    outcome: Finding
+    outcome: Change
     says: str
     broken: tuple[str, ...] = ()  # checks that this package's commands cannot run there
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if not news:
         print("no release that the table lacks")
-    return 1 if any(each.outcome is not Finding.UNCHANGED or each.broken for each in news) else 0
+    return 1 if any(each.outcome is not Change.UNCHANGED or each.broken for each in news) else 0
 
 
 def look(forgotten: str | None, *, run: bool) -> list[News]:
@@ -61,7 +61,7 @@ def look(forgotten: str | None, *, run: bool) -> list[News]:
     from tools.table import maintain as lane
     from tools.table.derive import code_status, facts
 
-    table, known = lane.Table(lane.TABLE), load_matrix(ROOT / "compat_matrix.yaml")
+    table, known = lane.MatrixFile(lane.TABLE), load_matrix(ROOT / "compat_matrix.yaml")
     rows = [row for row in known.releases if row.version != forgotten]
     news = []
     for version in [*lane.unlisted(table), *([forgotten] if forgotten else [])]:
@@ -105,15 +105,15 @@ def judge(
     should_be_fixed = Version(version) >= Version(table.fix.first_release)
     if should_be_fixed and not (native or (like and like.status is Status.NATIVE)):
         says = f"no method of the fix, which is in {table.fix.first_release} and newer"
-        return News(version, Finding.FIX_MISSING, says)
+        return News(version, Change.FIX_MISSING, says)
     if like is not None:
         says = f"the methods of {like.version} ({like.status.value})"
-        return News(version, Finding.UNCHANGED, says)
+        return News(version, Change.UNCHANGED, says)
     nearest = next((r for r in newest_first if Version(r.version) <= Version(version)), None)
     other = nearest.fingerprints if nearest else {}
     names = [n for n in {**other, **fingerprints} if other.get(n) != fingerprints.get(n)]
     since = nearest.version if nearest else "nothing"
-    return News(version, Finding.CHANGED, f"since {since}: {', '.join(sorted(names))}")
+    return News(version, Change.CHANGED, f"since {since}: {', '.join(sorted(names))}")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def test_any_other_text_of_a_leaking_release_is_a_foreign_change(
 ):
     (site / FILE).write_text(text, newline="")
     tree = read_tree(site, small)
-    assert (tree.state, tree.settled) == (State.FOREIGN, False)
+    assert (tree.state, tree.done) == (State.FOREIGN, False)
     assert (tree.patched, tree.released, tree.series) == (None, None, None)
     assert patchset.sha256((site / FILE).read_bytes()) in tree.sentence
 
