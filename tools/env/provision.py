@@ -311,13 +311,13 @@ def run(what: str, *command: str, env: Mapping[str, str] | None = None) -> None:
 def progress(output: str) -> str:
     """Return how far a command is, from its output: the counts of pip, else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output yet"]
-    found = {line.split()[1] for line in lines if line.startswith("Collecting ")}
+    files = ("Downloading ", "Using cached ", "Processing ")  # and their metadata, before that
+    found = {line.split()[1] for line in lines if line.startswith(("Collecting ", "Processing "))}
     if lines[-1].startswith("Installing "):
         return f"installing {lines[-1].count(',') + 1} packages"
     at = re.fullmatch(r"Progress (\d+) of (\d+)", lines[-1])  # bytes of the file in the line above
     done = f" {100 * int(at[1]) // int(at[2])} %" if at and int(at[2]) else ""
     steps = [line for line in lines if not line.startswith(("Progress ", "WARNING: "))]
-    files = ("Downloading ", "Using cached ", "Processing ")  # and their metadata, before that
     fetched = sum(line.startswith(files) and ".metadata " not in line for line in steps)
     counts = f"package {fetched} of {len(found)}: " if fetched else ""
     return f"{counts}{(steps or lines)[-1]}{done}"
