@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # nox loads this file without it
 
 from tests.imports import LOADED
 from tools.env import provision, sources, summary
-from tools.env.lanes import Run, lane
+from tools.env.lanes import SessionRun, lane
 from tools.env.provision import ENGINE, NATIVE
 from tools.table import rows as table
 
@@ -49,7 +49,7 @@ atexit.register(summary.close)
 
 
 @lane(default=True)
-def lint(run: Run) -> None:
+def lint(run: SessionRun) -> None:
     """Formatting, lint rules, types."""
     tools = provision.environment("lint", provision.THIS_PYTHON, provision.group("lint", own=True))
     for command in ("ruff check .", "ruff format --check .", "mypy"):
@@ -57,45 +57,45 @@ def lint(run: Run) -> None:
 
 
 @lane(PYTHONS, dict.fromkeys([INSTALLED[0], INSTALLED[-1], PYTHONS[-1]]), default=True)
-def unit(run: Run) -> None:
+def unit(run: SessionRun) -> None:
     """The package without vLLM, on the oldest and the newest Python."""
     run.pytest("tests/unit", python=provision.unit_environment(run.version), parallel=True)
 
 
 @lane(RELEASES, table.edges(), default=True)
-def release(run: Run) -> None:
-    """A release's real manager, from its published wheel, on a CPU."""
+def release(run: SessionRun) -> None:
+    """A release's own manager, from its published wheel, on a CPU."""
     run.pytest("tests/release", vllm=provision.release(run.version), parallel=True)
 
 
 @lane([*LIVE, *FIXED], [ENGINE], default=True)
-def process(run: Run) -> None:
-    """Ways to get patched, and reasons not to, each in a fresh process."""
+def process(run: SessionRun) -> None:
+    """How processes get patched, and when they are not, each in a new process."""
     run.pytest("tests/process", vllm=provision.release(run.version), parallel=True)
 
 
 @lane()
-def detection(run: Run) -> None:
-    """Which vLLM is this? Real trees, changed as people change them."""
+def detection(run: SessionRun) -> None:
+    """Detection of vLLM: real trees, also modified as forks and patches modify them."""
     provision.releases(RELEASES[0], LATENT[-1], ENGINE, NATIVE)
     run.pytest("tests/detection", parallel=True)
 
 
 @lane([*LIVE, *FIXED], [ENGINE])
-def scheduler(run: Run) -> None:
+def scheduler(run: SessionRun) -> None:
     """Replays through a release's own scheduler."""
     run.pytest("tests/scheduler", vllm=provision.release(run.version))
 
 
 @lane([*LIVE, NATIVE, FIXED[-1]], [ENGINE])
-def steps(run: Run) -> None:
-    """Upstream's end-to-end step table, out of the source archives, through the scheduler."""
+def steps(run: SessionRun) -> None:
+    """Upstream's end-to-end step table, from the source archives, through the scheduler."""
     sources.source_trees(run.version, NATIVE)
     run.pytest("tests/steps", vllm=provision.release(run.version))
 
 
 @lane(LIVE, [ENGINE])
-def differential(run: Run) -> None:
+def differential(run: SessionRun) -> None:
     """Properties of a patched release, and 28,000 steps side by side with the native fix."""
     provision.releases(NATIVE, FIXED[-1])
     folders = ("tests/properties", "tests/differential")
@@ -103,35 +103,35 @@ def differential(run: Run) -> None:
 
 
 @lane(LIVE, [ENGINE])
-def patchset(run: Run) -> None:
-    """The series on disk: with other people's tools, with our commands, and as at run time."""
+def patchset(run: SessionRun) -> None:
+    """The series on disk: with GNU patch and git, with our commands, and compared with run time."""
     provision.releases(run.version, LATENT[-1], NATIVE)
     sources.source_trees(run.version)
     run.pytest("tests/patchset", parallel=True)
 
 
 @lane(default=True)
-def deploy(run: Run) -> None:
-    """The roll-out material of docs/deploy/, held against the schemas of those who read it."""
+def deploy(run: SessionRun) -> None:
+    """The examples of docs/deploy/, checked with the schemas of the tools that read them."""
     tools = provision.group("test", "deploy", own=True)
     python = provision.environment("deploy", provision.preferred_python(), tools)
     run.pytest("tests/deploy", python=python)
 
 
 @lane([ENGINE], [ENGINE], default=True)
-def docs(run: Run) -> None:
-    """The site, strictly, into site/; then every command and claim of its pages."""
+def docs(run: SessionRun) -> None:
+    """Build the site strictly into site/; then test every command and claim of its pages."""
     tools = provision.group("docs", own=True)
     site = provision.environment("site", provision.THIS_PYTHON, tools)
     build = ("-m", "mkdocs", "build", "--strict", "--quiet")
-    Run(run.session, "", []).python(*build, python=site)
+    SessionRun(run.session, "", []).python(*build, python=site)
     provision.releases(ENGINE, NATIVE)
     run.pytest("tests/docs", parallel=True)
 
 
 @lane()
-def package(run: Run) -> None:
-    """What is published: the same bytes twice, complete, and no pin of a deployment moves."""
+def package(run: SessionRun) -> None:
+    """The published archives: reproducible, complete, and no pin of a deployment moves."""
     tools = provision.group("test", "package", own=True)
     run.pytest(
         "tests/package", python=provision.environment("package", provision.THIS_PYTHON, tools)
@@ -139,14 +139,14 @@ def package(run: Run) -> None:
 
 
 @lane()
-def demo(run: Run) -> None:
-    """See it happen: one long prompt, stock and patched. ``-- --save`` renews docs/."""
+def demo(run: SessionRun) -> None:
+    """Demonstration: one long prompt, stock and patched. ``-- --save`` renews docs/."""
     out = f"--out={provision.CACHE / 'demo'}"
     run.python("-m", "tools.engine.demo", out, vllm=provision.cpu_build(ENGINE))
 
 
 @lane(CPU_BUILDS, [ENGINE])
-def engine(run: Run) -> None:
+def engine(run: SessionRun) -> None:
     """A real engine with a tiny hybrid model, on a CPU."""
     provision.cpu_build(NATIVE)  # what patched releases are compared with
     vllm = provision.cpu_build(run.version)
@@ -154,19 +154,19 @@ def engine(run: Run) -> None:
 
 
 @lane(CPU_BUILDS, [ENGINE])
-def server(run: Run) -> None:
+def server(run: SessionRun) -> None:
     """A real server in its own processes, driven by a real client, on a CPU."""
     run.pytest("tests/server", vllm=provision.cpu_build(run.version))
 
 
 @lane([ENGINE], [ENGINE])
-def ray(run: Run) -> None:
+def ray(run: SessionRun) -> None:
     """``status --ray`` on a cluster of two nodes on this machine."""
     run.pytest("tests/ray", vllm=provision.release(run.version))
 
 
 @lane(["lowest", "newest"], ["lowest", "newest"])
-def deps(run: Run) -> None:
+def deps(run: SessionRun) -> None:
     """The unit tests beside the oldest dependencies on the oldest Python here, or the newest."""
     from tools.env import pins
 
@@ -175,7 +175,7 @@ def deps(run: Run) -> None:
 
 
 @lane()
-def images(run: Run) -> None:
+def images(run: SessionRun) -> None:
     """This package inside images that serve; options: ``tools/images/rollout.py``."""
     from tools.images import rollout
 
@@ -188,16 +188,16 @@ def images(run: Run) -> None:
 
 
 @lane([ENGINE], [ENGINE])
-def containers(run: Run) -> None:
-    """Images made here, of a leaking and a native release, and what is built and run on them."""
+def containers(run: SessionRun) -> None:
+    """Local images of a leaking and a native release, inspected and run with podman."""
     from tools.images import local_images
 
     run.pytest("tests/images", env=local_images.for_tests())
 
 
 @lane()
-def dockerfiles(run: Run) -> None:
-    """Each Dockerfile of docs/docker/, built with podman on images made here, and run."""
+def dockerfiles(run: SessionRun) -> None:
+    """Each Dockerfile of docs/docker/, built and run with podman on local images."""
     from tools.images.dockerfiles import stand_ins
 
     images = json.dumps(asdict(stand_ins(ENGINE)))
@@ -205,8 +205,8 @@ def dockerfiles(run: Run) -> None:
 
 
 @lane()
-def gpu(run: Run) -> None:
-    """The engine regression with the CUDA wheel, where there is a CUDA device."""
+def gpu(run: SessionRun) -> None:
+    """The engine with the CUDA wheel, if there is a CUDA device."""
     from tools.env import cuda
 
     out = f"--out={provision.CACHE / 'gpu.json'}"
@@ -214,8 +214,8 @@ def gpu(run: Run) -> None:
 
 
 @lane()
-def bench(run: Run) -> None:
-    """What a retirement (stock, patched, native), a replay and a scrape of the metrics cost."""
+def bench(run: SessionRun) -> None:
+    """Cost of a retirement (stock, patched, native), of a replay, of a scrape of the metrics."""
     stock, native = provision.releases(ENGINE, NATIVE)
     run.python("tools/bench/retirement_cost.py", f"--stock={stock}", f"--native={native}")
     for tree in (stock, native):
@@ -225,8 +225,8 @@ def bench(run: Run) -> None:
 
 
 @lane()
-def sbom(run: Run) -> None:
-    """dist/sbom.cdx.json: what is installed with this package."""
+def sbom(run: SessionRun) -> None:
+    """Write dist/sbom.cdx.json: what is installed with this package."""
     from tools.env import pins
 
     tools = provision.group("sbom", own=True)
@@ -236,7 +236,7 @@ def sbom(run: Run) -> None:
 
 
 @lane(tags=())
-def coverage(run: Run) -> None:
+def coverage(run: SessionRun) -> None:
     """Lines that no session ran, of those run before with ``MAMBA_RETIRE_COVERAGE=1``."""
     python = provision.environment("lint", provision.THIS_PYTHON, provision.group("lint", own=True))
     loaded = ",".join(f"*/vllm_mamba_retire/{name}.py" for name in LOADED)
@@ -247,26 +247,26 @@ def coverage(run: Run) -> None:
 
 
 @lane(tags=())
-def matrix(run: Run) -> None:
-    """The table against the wheels and against runs. ``-- --check | --write | --add X``."""
+def matrix(run: SessionRun) -> None:
+    """Check the matrix against the wheels and runs. ``-- --check | --write | --add X``."""
     run.python("-m", "tools.table.maintain", python=provision.table_environment())
 
 
 @lane(tags=())
-def upstream(run: Run) -> None:
-    """vLLM releases that the table lacks: unchanged, changed, or the fix is missing."""
+def upstream(run: SessionRun) -> None:
+    """New vLLM releases that the matrix lacks: unchanged, changed, or the fix is missing."""
     run.python("-m", "tools.table.watch", python=provision.table_environment())
 
 
 @lane(tags=())
-def charts(run: Run) -> None:
+def charts(run: SessionRun) -> None:
     """The drawings in docs/images, from docs/data; ``-- --replay`` renews the data first."""
     run.python("-m", "tools.docs.drawings", vllm=provision.release(ENGINE))
 
 
 @lane(tags=())
-def mutants(run: Run) -> None:
-    """Is every small wrong change of the patch, and of the series on disk, noticed by a test?"""
+def mutants(run: SessionRun) -> None:
+    """Whether a test fails for every small wrong change of the patch and of the series."""
     tree = provision.release(ENGINE)
     run.python("-m", "tools.proof.mutants", PROOF, f"--release={ENGINE}", vllm=tree)
     on_disk = ("tools.proof.disk_mutants", PROOF, f"--release={ENGINE}", f"--tree={tree}")
@@ -274,7 +274,7 @@ def mutants(run: Run) -> None:
 
 
 @lane(LIVE, LIVE, tags=())
-def upstream_tests(run: Run) -> None:
+def upstream_tests(run: SessionRun) -> None:
     """vLLM's own tests of its KV cache and scheduler, stock and patched; 0.30.0's for the fix."""
     sources.source_trees(run.version, NATIVE)
     arguments = (PROOF, f"--release={run.version}", f"--sources={sources.SOURCES}")
@@ -283,24 +283,24 @@ def upstream_tests(run: Run) -> None:
 
 
 @lane([*LIVE, *FIXED], [ENGINE], tags=())
-def conversations(run: Run) -> None:
-    """200 random mixes of conversations in tight pools: stock, fixed, newest states kept."""
+def conversations(run: SessionRun) -> None:
+    """200 random sets of conversations in tight pools: stock, fixed, newest states kept."""
     tree = provision.release(run.version)
     out = f"--out={provision.CACHE / 'conversations' / run.version}.json"
     run.python("-m", "tools.proof.conversations", str(tree), out, vllm=tree)
 
 
 @lane(tags=())
-def soak(run: Run) -> None:
+def soak(run: SessionRun) -> None:
     """Half an hour of mixed traffic on a real engine: ``-- --minutes 5`` for less."""
     run.python("-m", "tools.engine.soak", PROOF, vllm=provision.cpu_build(ENGINE))
 
 
 @lane(tags=())
-def proof(run: Run) -> None:
+def proof(run: SessionRun) -> None:
     """A million steps per leaking release, then docs/proof.md from all that was run (hours)."""
     provision.releases(*LIVE, NATIVE)
     releases = [f"--release={version}" for version in LIVE]
     trees = str(provision.RELEASES)
     run.python("-m", "tools.proof.differential", trees, PROOF, *releases)
-    Run(run.session, "", []).python("-m", "tools.proof.page", PROOF, "docs")
+    SessionRun(run.session, "", []).python("-m", "tools.proof.page", PROOF, "docs")

@@ -20,7 +20,7 @@ LOADED = (
         *KEEP,
         "identity",
         "records",
-        "metrics",
+        "prometheus",
         "activation",
         "plugin",
     ),

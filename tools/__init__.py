@@ -1,1 +1,1 @@
-"""What only this project uses: environments, the matrix, pages, images, engine, proof, bench."""
+"""Development tools, not published: environments, matrix, pages, images, engine, proof, bench."""

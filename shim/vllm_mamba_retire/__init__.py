@@ -50,7 +50,7 @@ def arm() -> None:
 
 
 def disarm() -> None:
-    """Stop waiting for the first import of vLLM; of no effect once that has begun."""
+    """Do not wait for the first import of vLLM any more; no effect once that import has begun."""
     for finder in _our_finders():
         finder.vllm_seen = True
 
@@ -61,10 +61,10 @@ def is_off() -> bool:
 
 
 def activate() -> Verdict | None:
-    """Decide about the imported vLLM and patch it where that is right.
+    """Decide whether the imported vLLM needs the patch, and patch it if so.
 
     Returns:
-        The verdict; None where vLLM's manager module is not imported yet.
+        The verdict; None if vLLM's manager module is not imported yet.
 
     Raises:
         SystemExit: ``MAMBA_RETIRE=require`` and vLLM may leak here.
@@ -97,22 +97,22 @@ def deactivate() -> bool:
 
 
 def current() -> Record | None:
-    """What was decided in this process; None before vLLM's manager module is imported."""
+    """Return this process's record (verdict, counters); None before a verdict is reached."""
     from . import activation
 
     return activation.current()
 
 
 class _VllmImports:
-    """Sets the post-import hook at the first import of vLLM, and stands by a refusal.
+    """A finder that sets the post-import hook when vLLM is first imported, and enforces `require`.
 
-    wrapt takes several times longer to import than this whole package may; it is loaded when vLLM
-    is, which takes seconds anyway. The finder stays where it is: an entry that leaves
-    `sys.meta_path` during an import makes Python skip the one behind it.
+    wrapt takes several times longer to import than this package; it is loaded together with vLLM,
+    whose import takes seconds. The finder is never removed: an entry that leaves `sys.meta_path`
+    during an import makes Python skip the entry after it.
 
     Attributes:
         vllm_seen: the import of vLLM has begun.
-        problem: the sentence with which ``MAMBA_RETIRE=require`` stops this process. A hook runs
+        problem: the message with which ``MAMBA_RETIRE=require`` stops this process. The hook runs
             once per module; a caller that catches that exit and imports again is stopped here.
     """
 
@@ -144,8 +144,8 @@ def _hook_manager_import() -> None:
     hooked = False
 
     def run(_module: ModuleType) -> None:
-        # wrapt calls at once where the module is in sys.modules, complete or not; else it calls
-        # behind the module's last line.
+        # wrapt calls at once if the module is in sys.modules, complete or not; else it calls
+        # after the module's last line.
         _activate() if hooked else activate()
 
     try:
@@ -180,7 +180,7 @@ def _wait_for_manager() -> ModuleType | None:
 
 
 def _activate_later() -> None:
-    """For a module that this very thread is importing: another thread waits for the end of it."""
+    """Start a thread that waits until this thread has imported the manager, then activates."""
     import threading
 
     def wait() -> None:
@@ -200,7 +200,7 @@ def _mode() -> str | None:
 
 
 def report(error: Exception) -> None:
-    """An error of our own: leave vLLM as it is and log once, or stop with ``require``.
+    """Handle an internal error: log it once and leave vLLM unpatched.
 
     Raises:
         SystemExit: ``MAMBA_RETIRE=require``.

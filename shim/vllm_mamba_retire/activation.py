@@ -50,9 +50,12 @@ class RequireFailed(SystemExit):
 
 
 def activate() -> Verdict:
-    """Decide about the vLLM of this process and patch it where that is right.
+    """Decide whether the vLLM of this process needs the patch, and patch it if so.
 
     Idempotent and thread-safe. vLLM's manager module must be imported already.
+
+    Returns:
+        The verdict, reached again by a probe after patching.
 
     Raises:
         RequireFailed: ``MAMBA_RETIRE=require`` and the verdict is in doubt.
@@ -107,7 +110,7 @@ def deactivate() -> bool:
 
 
 def current() -> Record | None:
-    """This process's record; None before a decision was made."""
+    """Return this process's record; None before a verdict is reached."""
     return _current
 
 
@@ -121,7 +124,7 @@ def recheck(record: Record) -> Record:
         record: the last decision about this process.
 
     Returns:
-        The record as it has to be now; the same one if nothing is new.
+        The current record; the same object if nothing changed.
     """
     global _displaced
     module = sys.modules.get(MANAGER_MODULE)
@@ -152,11 +155,14 @@ def _displacement(manager_class: type) -> str | None:
 
 
 def inspect_process(target: Target | None, module: ModuleType) -> Evidence:
-    """Collect what is known of the imported manager module; runs the probe where it may leak.
+    """Collect the evidence about the imported manager module; run the probe if it may leak.
 
     Args:
         target: the vLLM on disk.
         module: vLLM's manager module, completely imported.
+
+    Returns:
+        The evidence from files, and from the class as it is in this process.
     """
     matrix = load_matrix()
     on_disk = replace(collect_evidence(target, matrix), loaded_from=module.__file__)
@@ -198,7 +204,7 @@ def _inspect_and_patch() -> Record:
 
 
 def _probe(module: ModuleType, manager_class: type) -> Outcome:
-    """Of the class that vLLM builds, which may be another one, and else of its own class."""
+    """Probe the class that vLLM instantiates, if it is another one, then vLLM's own class."""
     serving = getattr(module, "MambaManager", manager_class)
     if serving is not manager_class and probe(module, serving).outcome is Outcome.RETIRES:
         return Outcome.RETIRES
@@ -236,10 +242,10 @@ def _patch(module: ModuleType, manager_class: type, promised: Verdict) -> Verdic
 def _keep(
     module: ModuleType, manager_class: type | None, seen: Evidence, verdict: Verdict
 ) -> KeepVerdict:
-    """Decide about keeping the newest states, and do it where that is right.
+    """Decide whether to keep the newest states, and install that patch if so.
 
-    Keeping is an optimisation: whatever goes wrong here changes nothing of the retirement, and
-    ``MAMBA_RETIRE=require`` does not insist on it.
+    Keeping is an optimisation: a failure here does not affect retirement, and
+    ``MAMBA_RETIRE=require`` does not stop the process.
     """
     asked = os.environ.get(KEEP_VARIABLE)
     try:
@@ -297,7 +303,7 @@ def _conclude(record: Record) -> Verdict:
 
 
 def _publish(record: Record) -> Record:
-    """Keep the record, and log it if it is new."""
+    """Write the record, and log its verdict if that is new."""
     global _current, _logged
     # From 0.31 on the manager can be imported before vLLM sets up its logging; then the line waits
     # for the next call, which vLLM's plug-in loader makes after that.

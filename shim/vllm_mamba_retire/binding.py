@@ -1,11 +1,11 @@
 """Installs patches on vLLM's `MambaManager` and removes them again; defines the retirement patch.
 
 The class object is changed in place and never rebound: platform plug-ins subclass it, and other
-modules hold it by reference. What stood there before is kept on the class, so that removing the
-patch restores the identical objects, and an attribute that was inherited is inherited again.
-Several patches may be installed, in any order; each can be removed alone.
+modules hold it by reference. The previous attributes are kept on the class, so that removing the
+patch restores the identical objects, and an inherited attribute is inherited again. Several patches
+may be installed, in any order; each can be removed alone.
 
-Everything that knows how the class of a live release is shaped is here.
+This is the only module that depends on the methods and attributes of a live release's class.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _WATERMARKS: Final = "_num_retired_blocks"
 
 
 class BindingError(Exception):
-    """The class cannot take the patch, or no longer carries it on top."""
+    """The class lacks what the patch needs, or other code replaced a patched method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A set of methods that belong together.
+    """Methods that are installed and removed together.
 
     Attributes:
-        name: of its kind, unique.
-        parameters: method -> its parameters in every release that the patch is for.
-        methods: method -> function that gets the class and the installation and returns ours, in
-            the order of installation.
-        counters: makes the counters of an installation.
-        attributes: what ours sets on a manager.
+        name: unique among patches.
+        parameters: method -> its parameters in every release that the patch supports.
+        methods: method -> function that takes the class and the installation and returns the new
+            method, in the order of installation.
+        counters: creates the counters of an installation.
+        attributes: attributes that the new methods set on a manager.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What was done to one class: what stood there before, what stands there now.
+    """One patch on one class.
 
     Attributes:
-        patch: what was installed.
-        counters: of all its managers.
-        before: method -> what the class held itself, or a mark that it inherited the method.
+        patch: the patch.
+        counters: shared by all managers of the class.
+        before: method -> the class's own attribute, or a mark that it inherited the method.
         after: method -> our function.
-        managers: those that carry our attributes.
+        managers: managers that have our attributes.
     """
 
     patch: Patch
@@ -72,7 +72,7 @@ class Installation:
 
 
 def installations(manager_class: type) -> tuple[Installation, ...]:
-    """The patches on this very class (not on a base of it), the first installed first."""
+    """Return the patches on this class (not on its bases), in the order of installation."""
     found = vars(manager_class).get(_MARK)
     # By name: another copy of this package may have installed it.
     ours = (type(done).__qualname__ == Installation.__qualname__ for done in found or ())
@@ -80,13 +80,13 @@ def installations(manager_class: type) -> tuple[Installation, ...]:
 
 
 def installation(manager_class: type, patch: Patch | None = None) -> Installation | None:
-    """One patch on this very class, if it is there; by default the retirement."""
+    """Return the installation of a patch on this class (not on its bases), or None."""
     wanted = (patch or RETIREMENT).name
     return next((done for done in installations(manager_class) if done.patch.name == wanted), None)
 
 
 def is_ours(function: object) -> bool:
-    """Whether a method was put in place by this package, in this or another copy of it."""
+    """Whether a method was installed by this package, by this copy of it or another one."""
     # functools.wraps copies our mark onto a wrapper around our method.
     return type(function) is FunctionType and (
         _MARK in vars(function) and "__wrapped__" not in vars(function)
@@ -102,7 +102,7 @@ def install(manager_class: type, patch: Patch | None = None) -> Installation:
         patch: what to install; by default the retirement.
 
     Returns:
-        The record of what was changed.
+        The installation, with its counters.
 
     Raises:
         BindingError: the class lacks one of the methods, or one takes other arguments.
@@ -119,7 +119,7 @@ def install(manager_class: type, patch: Patch | None = None) -> Installation:
 
 
 def obstacle(manager_class: type, patch: Patch | None = None) -> str | None:
-    """Why the class cannot take a patch: a method is missing, or takes other arguments."""
+    """Return why a patch does not fit the class (a method or parameter differs), or None."""
     for name, parameters in (patch or RETIREMENT).parameters.items():
         function = _lookup(manager_class, name)
         if not callable(function):
@@ -137,7 +137,7 @@ def uninstall(manager_class: type, patch: Patch | None = None) -> bool:
         Whether it was installed.
 
     Raises:
-        BindingError: somebody else replaced one of our methods since; nothing is changed.
+        BindingError: other code replaced one of our methods since; nothing is changed.
     """
     present = installation(manager_class, patch)
     if present is None:
@@ -183,7 +183,7 @@ def _take_off(manager_class: type, done: Installation) -> None:
 
 
 def replaced(manager_class: type, done: Installation, name: str) -> Callable[..., Any]:
-    """What a method of ours stands in for: the class's own method, or the one it inherited."""
+    """Return the method that ours replaces: the class's own, or the one it inherited."""
     own = done.before[name]
     if callable(own):
         return own
@@ -195,21 +195,21 @@ def replaced(manager_class: type, done: Installation, name: str) -> Callable[...
 
 
 def defining_class(manager_class: type, module_name: str) -> type:
-    """vLLM's own `MambaManager`, even if the module's name was rebound to a subclass of it."""
+    """Return vLLM's own `MambaManager`, even if the module's name is rebound to a subclass."""
     own = [c for c in manager_class.__mro__ if c.__module__ == module_name]
     return next((c for c in own if c.__name__ == "MambaManager"), manager_class)
 
 
 def foreign_method(manager_class: type, names: tuple[str, ...], module_file: str) -> str | None:
-    """The first of the named methods that the module's own source did not define.
+    """Find the first of the named methods that other code than vLLM's module defines.
 
     Args:
-        manager_class: class to look at, with its bases.
+        manager_class: the class; its bases are searched too.
         names: methods that the patch depends on.
         module_file: path of the file that defines the class.
 
     Returns:
-        ``"method (whose)"``, or None where every method comes from `module_file`.
+        ``"method (module.qualname of the other code)"``; None if all come from `module_file`.
     """
     for name in names:
         function = _lookup(manager_class, name)
@@ -219,9 +219,9 @@ def foreign_method(manager_class: type, names: tuple[str, ...], module_file: str
 
 
 def displaced_method(manager_class: type) -> str | None:
-    """The first of the patched methods that is not ours any more, as ``"method (whose)"``.
+    """Find the first patched method that other code replaced, as ``"method (its owner)"``.
 
-    For a class that was patched: None where every method in force is ours.
+    For a patched class; None if every method in force is ours.
     """
     for name in RETIREMENT.methods:
         function = _lookup(manager_class, name)
@@ -231,7 +231,7 @@ def displaced_method(manager_class: type) -> str | None:
 
 
 def overriding_subclasses(manager_class: type, patch: Patch | None = None) -> Iterator[str]:
-    """Subclasses that replace a method of the patch, as ``"module.Class.method"``."""
+    """Yield subclasses that override a patched method, as ``"module.Class.method"``."""
     subclasses: list[type] = manager_class.__subclasses__()
     for subclass in subclasses:
         for name in (patch or RETIREMENT).methods:
@@ -241,7 +241,7 @@ def overriding_subclasses(manager_class: type, patch: Patch | None = None) -> It
 
 
 def describe(function: object) -> str:
-    """Whose method this is, as ``module.qualname``."""
+    """Return where a method is defined, as ``module.qualname``."""
     if type(function) is FunctionType and "__wrapped__" in vars(function):
         # functools.wraps copies __qualname__; take the name from the code object.
         return f"{function.__globals__.get('__name__')}.{function.__code__.co_name}"
@@ -259,7 +259,7 @@ def _file_of(function: object) -> str | None:
 
 
 def _state(manager: Any, installed: Installation) -> Retirement:
-    """The manager's state, made on first use: the manager may be older than the patch."""
+    """Return the manager's `Retirement`, made on first use: managers may predate the patch."""
     try:
         found: Retirement = manager._mamba_retirement
     except AttributeError:
@@ -271,7 +271,7 @@ def _state(manager: Any, installed: Installation) -> Retirement:
 
 
 def exempt(manager: Any) -> None:
-    """Keep what is done with this manager out of the counters: a probe is no traffic."""
+    """Do not count calls on this manager; for the probe, whose calls are no traffic."""
     setattr(manager, _STATE, Retirement(manager._null_block, Counters()))
 
 

@@ -1,8 +1,8 @@
 """Runs a child process that imports vLLM and answers in JSON.
 
-vLLM, the patch and the environment that both read are decided once per process, so each question
-gets a process of its own. The parent's side is `ask`; a module that is run with ``python -m`` calls
-`answer`. Messages are lines on the child's real stdout with a mark in front; what vLLM prints to
+vLLM, the patch and the environment that both read are fixed for the life of a process, so each
+request runs in a new process. The parent calls `ask`; a module that is run with ``python -m`` calls
+`answer`. Messages are lines on the child's real stdout that begin with a mark; what vLLM prints to
 stdout goes to stderr. A child ends when its parent does, however the parent ends.
 """
 
@@ -26,10 +26,10 @@ _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_S
 
 
 class ChildError(Exception):
-    """The child gave no answer.
+    """The child returned no answer.
 
-    The message is one sentence where the child could say why, else it ends with what the child
-    printed last. `log` is the end of what it printed, with the traceback of an exception.
+    The message is the child's own reason in one sentence, if it gave one, else it ends with the
+    last lines that the child printed. `log` is the end of its output, with any traceback.
     """
 
     def __init__(self, message: str, log: str = "") -> None:
@@ -38,7 +38,7 @@ class ChildError(Exception):
 
 
 class RefusalError(Exception):
-    """Raised in the child: there is no answer, and the message says why in one sentence."""
+    """Raised in the child if it cannot answer; the message says why in one sentence."""
 
 
 def ask(
@@ -55,7 +55,7 @@ def ask(
 
     Args:
         module: a module that calls `answer`.
-        payload: JSON value handed to it.
+        payload: JSON value passed to it.
         environment: variables to set, or to unset where the value is None.
         path: folders searched for vLLM before all others.
         folder: working folder of the child.
@@ -106,8 +106,8 @@ def answer(function: Callable[[Any, Callable[[Any], None]], Any]) -> NoReturn:
     """Answer the parent and end this process.
 
     Args:
-        function: gets the payload and a function that reports JSON values on the way; returns the
-            answer, or raises `RefusalError`.
+        function: takes the payload and a function that reports JSON values before the answer;
+            returns the answer, or raises `RefusalError`.
     """
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -162,7 +162,7 @@ def _unsupported(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """The last line of this package's code that the exception came through."""
+    """Return the innermost line of this package's code in the exception's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = str(Path(__file__).parent)
     frame = next((f for f in reversed(frames) if f.filename.startswith(ours)), frames[-1])

@@ -1,7 +1,7 @@
-"""Collects what is known of a vLLM before the decision, without importing it.
+"""Collects the evidence about a vLLM before the decision, without importing it.
 
-Start-up in a vLLM process and the commands that only inspect begin with the same evidence, so that
-they cannot come to different verdicts about the same file.
+A vLLM process that starts and the commands that only inspect use the same evidence, so that they
+cannot reach different verdicts about the same file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CALLED = "remove_skipped_blocks"
 
 
 class Outcome(str, Enum):
-    """What the class does with a null gap, as the probe observed."""
+    """What the class does with a state before a null gap, as the probe observed it."""
 
     RETIRES = "retires"  # frees the state before the gap, as vLLM 0.30.0 does
     STOPS_AT_GAP = "stops at the gap"  # the defect
@@ -26,23 +26,24 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known before the decision.
+    """The facts that a verdict is based on.
 
     Attributes:
         target: the vLLM on disk, or None.
         off: ``MAMBA_RETIRE=off``.
-        loaded_from: file that the manager module was loaded from; None where vLLM is inspected on
+        loaded_from: file that the manager module was loaded from; None if vLLM is inspected on
             disk and not imported.
-        ours_installed: the class carries this package's patch.
-        foreign: a method we depend on that other code replaced, with whose it is.
-        subclass: a method of a subclass that overrides one we patch.
-        series: this package's on-disk series, where the file is its result.
-        row: the release whose methods this source has, to the token.
+        ours_installed: the class has this package's patch.
+        foreign: a method that the patch depends on and other code replaced, with its owner.
+        subclass: a method of a subclass that overrides a patched one.
+        series: name of this package's on-disk series, if the file is its result.
+        row: the release whose methods this source has, token for token.
         exact: the manager file is that release's, byte for byte.
         changed: methods that differ from the release that the version string names.
-        outcome: what the probe observed; None where it was not run.
-        obstacle: why the class cannot take the patch, or None.
-        drift_allowed: the operator opted in to patching an unlisted source that shows the defect.
+        outcome: what the probe observed; None if it did not run.
+        obstacle: why the patch does not fit the class, or None.
+        drift_allowed: ``MAMBA_RETIRE_ALLOW_DRIFT`` permits patching an unlisted source that shows
+            the defect.
     """
 
     target: Target | None
@@ -66,7 +67,7 @@ class Evidence:
 
     @property
     def undecided(self) -> bool:
-        """Whether files alone leave open how the class behaves, so that only a probe can tell."""
+        """Whether the files do not determine how the class behaves, so that a probe is needed."""
         if self.target is None or self.target.source is None or self.series or self.exact:
             return False
         if self.row is not None:
@@ -78,7 +79,7 @@ def collect_evidence(target: Target | None, matrix: Matrix) -> Evidence:
     """Compare a vLLM on disk with the matrix.
 
     Returns:
-        Evidence from files alone: nothing of a running process is filled in yet.
+        Evidence from files; the fields about a running process keep their defaults.
     """
     if target is None or target.source is None:
         return Evidence(target)
@@ -108,8 +109,7 @@ def compare(matrix: Matrix, target: Target) -> tuple[Row | None, tuple[str, ...]
     """Compare a vLLM's methods with the matrix.
 
     Returns:
-        The row that has the same methods, if any, and else the methods that differ from the row
-        of its version.
+        The row with the same methods, or None; the methods that differ from the row of its version.
 
     Raises:
         SyntaxError: the source does not parse; a ValueError where it holds null bytes.

@@ -1,10 +1,10 @@
 """Fingerprints methods by their source text.
 
-Equal fingerprints mean the same method. They ignore what does not change behaviour (comments,
-docstrings, line wraps, indentation width, the Python that computes them) and nothing else.
-`ast.dump` and bytecode both differ between Pythons, so a fingerprint is a hash over tokens.
+Equal fingerprints mean the same method. A fingerprint ignores comments, docstrings, line wraps and
+indentation width, and is the same on every Python; any other difference changes it. `ast.dump` and
+bytecode differ between Pythons, so it is a hash over tokens.
 
-Knows nothing of vLLM, versions or patching.
+This module must not depend on vLLM, versions or patching.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def method_names(source: str, class_name: str) -> frozenset[str]:
 
 
 def call_basis(sources: Iterable[str], method: str) -> str:
-    """Fingerprint what is passed to every call of a method.
+    """Fingerprint the arguments of every call of a method.
 
-    That is the text of each call ``x.method(...)`` and of each statement that assigns, in the same
-    function, a name that the call depends on.
+    It covers the text of each call ``x.method(...)`` and of each statement in the same function
+    that assigns a name which the call depends on.
 
     Args:
         sources: texts of Python modules.

@@ -1,8 +1,8 @@
 """Predicts the verdict of the vLLM processes that this interpreter will start.
 
-Files decide where they can. Where the manager file is not that of a known release byte for byte,
-other code in it may change how the class behaves; then a child process imports it and collects the
-same evidence as a vLLM process does.
+The files decide if the manager file is that of a known release, byte for byte. Otherwise other code
+in it may change how the class behaves; then a child process imports it and collects the same
+evidence as a vLLM process does.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TIMEOUT = 120.0  # seconds; a cold import of torch on a busy machine takes most
 
 
 def predict(target: Target | None, matrix: Matrix, *, probe: bool = True) -> Verdict:
-    """The verdict that a vLLM process will come to.
+    """Return the verdict that a vLLM process will reach.
 
     Args:
         target: the vLLM that this interpreter would import.
-        matrix: what is known of releases.
-        probe: run a child process where the files alone cannot decide.
+        matrix: the known releases.
+        probe: run a child process if the files do not decide.
     """
     evidence = collect_evidence(target, matrix)
     remark = ""
@@ -46,7 +46,7 @@ def predict(target: Target | None, matrix: Matrix, *, probe: bool = True) -> Ver
 
 
 def _probe(evidence: Evidence, target: Target) -> Evidence:
-    """Add what a child process sees of the imported class."""
+    """Add the evidence that a child process collects from the imported class."""
     seen = child.ask(
         __name__,
         # A safe path: a folder "vllm" where the command is called must not be imported instead.

@@ -1,6 +1,6 @@
-"""What a process is: its start, its place, its title and what it is to vLLM.
+"""Identifies a process: start time, host and PID namespace, title, role in vLLM.
 
-Read from /proc where psutil does not tell it.
+Reads /proc for what psutil does not provide.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _ROLES = {
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where that cannot be seen.
+    """Return when a process started, in clock ticks since boot; None if that cannot be read.
 
-    psutil's `create_time` adds the boot time, which moves when the clock is set: no identity.
+    psutil's `create_time` adds the boot time, which changes when the clock is set, so it does not
+    identify a process.
     """
     stat_line = _process_status(pid)
     return stat_line and stat_line[1]
@@ -42,7 +43,7 @@ def parent(pid: int) -> int | None:
 
 
 def pid_namespace(pid: int | str = "self") -> str:
-    """The PID namespace of a process: pids mean something only within one."""
+    """Return the PID namespace of a process; pids are comparable only within one."""
     try:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
@@ -50,7 +51,7 @@ def pid_namespace(pid: int | str = "self") -> str:
 
 
 def title(pid: int | str) -> str:
-    """The title that a process gave itself (``VLLM::EngineCore``), or else nothing."""
+    """Return the title that a process set for itself (``VLLM::EngineCore``), else ""."""
     try:
         with Path(f"/proc/{pid}/cmdline").open("rb") as file:
             first = file.read(4096).split(b"\0")[0].decode(errors="replace")
@@ -60,7 +61,7 @@ def title(pid: int | str) -> str:
 
 
 def role_of(name: str) -> str | None:
-    """What a process of this name or title is to vLLM."""
+    """Return the role in vLLM of a process with this name or title."""
     return next((role for part, role in _ROLES.items() if part in name), None)
 
 
@@ -78,7 +79,7 @@ def has_ended(pid: int) -> bool:
 
 
 def place() -> str:
-    """Host and PID namespace of this process: within one, a pid is one process."""
+    """Return host and PID namespace of this process; within them a pid is unique."""
     # Two hosts can have one name; the boot id tells them apart.
     boot = ""
     with contextlib.suppress(OSError):
@@ -87,7 +88,7 @@ def place() -> str:
 
 
 def role(*, retires: bool = False) -> str:
-    """What this process is to vLLM: ``engine core``, ``worker``, ``API server``, ... or ``main``.
+    """Return this process's role: ``engine core``, ``worker``, ``API server``, ... or ``main``.
 
     Args:
         retires: whether it has retired states, as only a scheduler does.

@@ -7,8 +7,8 @@ request's newest cached state counts as just used each time the request is sched
 is computed, and goes back with the request's own blocks when it ends. Nothing refers to it
 meanwhile, so no block leaves the pool.
 
-This module knows a block table, the pool's free queue and one dictionary; it must not know vLLM,
-releases or how it is called.
+This module uses a block table, the pool's free queue and one dictionary; it must not depend on
+vLLM, releases or its callers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-class Block(Protocol):
-    """What is needed of a KV-cache block.
+class CachedBlock(Protocol):
+    """The attributes of a KV-cache block that keeping uses.
 
     Attributes:
-        ref_cnt: tables that refer to it; a block without any is in the free queue.
+        ref_cnt: number of tables that refer to it; at 0 the block is in the free queue.
     """
 
     ref_cnt: int
@@ -37,22 +37,22 @@ class Block(Protocol):
 
 
 class FreeQueue(Protocol):
-    """What is needed of the pool's queue of free blocks; its first block is evicted first."""
+    """The methods of the pool's free queue that keeping uses; its first block is evicted first."""
 
     @property
     def fake_free_list_tail(self) -> Any:
-        """What stands behind the last block, which is its ``prev_free_block``."""
+        """The end mark of the queue; its ``prev_free_block`` is the last block."""
 
-    def remove(self, block: Block) -> None:
-        """Take a block out, wherever it is."""
+    def remove(self, block: CachedBlock) -> None:
+        """Remove a block from any position."""
 
-    def append(self, block: Block) -> None:
+    def append(self, block: CachedBlock) -> None:
         """Put a block at the end."""
 
 
 @dataclass(slots=True)
 class KeepCounters:
-    """What keeping did in this process since it was installed.
+    """Counters of keeping in this process since it was installed.
 
     Attributes:
         states_refreshed: times that a state was moved to the end of the free queue.
@@ -80,10 +80,10 @@ class Newest:
         turn: `Order.turn` when it was moved.
     """
 
-    table: Sequence[Block]
+    table: Sequence[CachedBlock]
     next_look: int
     looked_at: int = 0
-    block: Block | None = None
+    block: CachedBlock | None = None
     block_hash: object | None = None
     turn: int = -1
 
@@ -100,13 +100,13 @@ class Order:
         turn: number that changes when another block is found behind `last`.
     """
 
-    last: Block | None = None
+    last: CachedBlock | None = None
     turn: int = 0
 
 
 @dataclass(slots=True)
 class Keeping:
-    """What one manager (one Mamba group) remembers between calls.
+    """The state of one manager (one Mamba group) between calls.
 
     Attributes:
         block: block size, in tokens.
@@ -123,7 +123,7 @@ class Keeping:
     newest: dict[str, Newest] = field(default_factory=dict)
 
     def note(
-        self, request_id: str, table: Sequence[Block], settled: int, prompt: int | None
+        self, request_id: str, table: Sequence[CachedBlock], settled: int, prompt: int | None
     ) -> Newest:
         """Look for a newer state in a request's table, before its states are retired.
 
@@ -134,7 +134,7 @@ class Keeping:
             prompt: tokens of its prompt, if known.
 
         Returns:
-            What is known of the request now, for `refresh`.
+            The request's newest state, for `refresh`.
         """
         found = self.newest.get(request_id)
         # A table that was replaced without passing through `take` is another one's.
@@ -158,10 +158,10 @@ class Keeping:
         return found
 
     def refresh(self, found: Newest, settled: int, prompt: int | None, queue: FreeQueue) -> None:
-        """Move a request's newest state to the end of the free queue, if it is in there.
+        """Move a request's newest state to the end of the free queue, if it is in the queue.
 
-        While the prompt is computed each chunk leaves a newer state there, and moving the older
-        ones again was measured to cost hits of other requests.
+        Nothing is moved while the prompt is computed: each chunk leaves a newer state in the queue,
+        and moving the older ones again cost hits of other requests when it was measured.
         """
         if prompt is not None and settled < prompt:
             return
@@ -177,12 +177,12 @@ class Keeping:
             self.counters.states_refreshed += 1
             order.last, found.turn = block, order.turn
 
-    def take(self, request_id: str, queue: FreeQueue) -> Block | None:
+    def take(self, request_id: str, queue: FreeQueue) -> CachedBlock | None:
         """End a request: take its newest state out of the free queue, referred to once.
 
         Returns:
-            The block, to be freed with the request's other blocks and after them; None where the
-            state is gone or a table still refers to it.
+            The block, to be freed after the request's other blocks; None if the state was evicted
+            or a table still refers to it.
         """
         block = self._still_cached(self.newest.pop(request_id, None))
         if block is None:
@@ -195,7 +195,7 @@ class Keeping:
         self.order.last = None  # it may be freed as the last one again, behind others
         return block
 
-    def _still_cached(self, found: Newest | None) -> Block | None:
+    def _still_cached(self, found: Newest | None) -> CachedBlock | None:
         if found is None or found.block is None or found.block.block_hash != found.block_hash:
             return None
         return found.block

@@ -1,8 +1,8 @@
-"""The patch that keeps the newest cached state of running requests: `keep` on `MambaManager`.
+"""Defines the patch that keeps the newest cached state of running requests (`keep`).
 
-Installed on top of the retirement or on a release that carries the fix. Both methods call what
-stood there before and change nothing of what it does: states retire at the same time, in the same
-order.
+It is installed on top of the retirement patch or on a release that has the fix. Both methods call
+the method that they replace and do not change what it does: states retire at the same time, in the
+same order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _logger = logging.getLogger("vllm.mamba_retire")
 
 
 def _start(manager: Any, installed: Installation) -> Keeping | None:
-    """Make the manager's state; None where this manager cannot keep anything."""
+    """Make the manager's state; None if this manager cannot keep anything."""
     found = _state(manager, installed)
     setattr(manager, _STATE, found)
     installed.managers.append(ref(manager))
@@ -48,7 +48,7 @@ def _state(manager: Any, installed: Installation) -> Keeping | None:
 
 
 def _give_up(manager: Any, error: Exception) -> None:
-    """Stop keeping on this manager: a hint about eviction must never stop the scheduler."""
+    """Stop keeping on this manager: an error here must not stop the scheduler."""
     setattr(manager, _STATE, None)
     _logger.warning(
         "vllm-mamba-retire: keeping the newest state failed and is off from here on (%s: %s); "

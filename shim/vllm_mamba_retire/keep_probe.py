@@ -19,7 +19,7 @@ _REQUEST = "mamba-retire-probe"
 
 
 class KeepOutcome(str, Enum):
-    """What the class does with the newest cached state, as the probe observed."""
+    """What the class does with the newest cached state, as the probe observed it."""
 
     KEEPS = "keeps"
     PLAIN = "plain"  # evicts it in the order of retirement, as vLLM 0.30.0 does
@@ -34,7 +34,7 @@ def probe_keep(module: ModuleType, manager_class: type) -> tuple[KeepOutcome, st
         manager_class: class to test.
 
     Returns:
-        The outcome and what led to it. An exception out of the probed code is `WRONG`.
+        The outcome, and the reason in words. An exception from the probed code is `WRONG`.
     """
 
     def evicted_last(**after: bool) -> bool | None:
@@ -63,7 +63,7 @@ def _evicted_last(manager: Any, *, ended: bool = False, reused: bool = False) ->
         reused: the block of the state holds another state by then.
 
     Returns:
-        Whether the block of the state is evicted last; None where the queue is not consistent.
+        Whether the block of the state is evicted last; None if the queue is not consistent.
     """
     exempt(manager)
     pool = manager.block_pool

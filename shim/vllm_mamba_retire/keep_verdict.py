@@ -27,7 +27,7 @@ class KeepVerdict:
 
     @property
     def warns(self) -> bool:
-        """Whether the operator asked for something that is not there."""
+        """Whether keeping was requested and is not active."""
         return self.state is KeepState.UNAVAILABLE
 
     def __str__(self) -> str:
@@ -42,13 +42,13 @@ _RETIRES = frozenset({Reason.PATCHED, Reason.NATIVE, Reason.FIXED_ELSEWHERE})
 def decide_keep(
     rule: str | None, asked: str | None, verdict: Verdict, seen: Evidence, subclass: str | None
 ) -> KeepVerdict:
-    """One verdict. In a process `KeepState.ON` means: install and probe.
+    """Decide whether to keep. In a process `KeepState.ON` means: install and probe.
 
     Args:
         rule: what is requested: ``"none"``, ``"newest"``, ``"prompt"``; None for an unknown value.
-        asked: the value as it was given.
-        verdict: of the retirement.
-        seen: what it was decided on.
+        asked: the value of ``MAMBA_RETIRE_KEEP`` as set.
+        verdict: the verdict about retirement.
+        seen: the evidence that it is based on.
         subclass: a method of a subclass that overrides one that keeping needs.
     """
     if rule == "none":
@@ -69,7 +69,7 @@ def decide_keep(
 
 
 def kept(rule: str) -> KeepVerdict:
-    """The verdict where states are kept."""
+    """Return the verdict if states are kept."""
     which = "of the prompt " if rule == "prompt" else ""
     return KeepVerdict(
         KeepState.ON, f"the newest cached state {which}of a running request is evicted last."
@@ -77,7 +77,7 @@ def kept(rule: str) -> KeepVerdict:
 
 
 def unavailable(why: str) -> KeepVerdict:
-    """The verdict where keeping was requested and is not possible."""
+    """Return the verdict if keeping was requested and is not possible."""
     return KeepVerdict(
         KeepState.UNAVAILABLE,
         f"{why}; no state is kept, and prefix-cache hits are as without it. "

@@ -1,6 +1,6 @@
-"""Names and spellings that are needed before anything else may be imported.
+"""Defines names of modules and variables, and the accepted values of the variables.
 
-This module imports nothing.
+It is loaded before vLLM, so it imports nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FALSE = ("0", "false", "no", "off")
 
 
 def read_mode(value: str | None) -> str | None:
-    """What a value of ``MAMBA_RETIRE`` means; case and surrounding blanks do not count.
+    """Read a value of ``MAMBA_RETIRE``; case and surrounding blanks are ignored.
 
     Returns:
         ``"auto"`` (unset, empty, auto, 1, true, yes, on), ``"require"``, ``"off"`` (off, 0, false,
@@ -30,7 +30,7 @@ def read_mode(value: str | None) -> str | None:
 
 
 def read_keep(value: str | None) -> str | None:
-    """What a value of ``MAMBA_RETIRE_KEEP`` means; case and surrounding blanks do not count.
+    """Read a value of ``MAMBA_RETIRE_KEEP``; case and surrounding blanks are ignored.
 
     Returns:
         ``"none"`` (unset, empty, none, off, 0, false, no), ``"newest"``, ``"prompt"``, or None for

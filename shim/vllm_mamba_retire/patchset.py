@@ -1,9 +1,9 @@
 """Applies the on-disk patch series to a vLLM tree and reverts it.
 
 A series changes one file, the one that defines `MambaManager`. The file is recognised by sha256 and
-replaced by one rename, so there is nothing to roll back and nothing to record: whatever stops a
-process leaves the old file or the new one. The new text is probed before the rename, in a child
-process that imports it from memory; run as a module, this is that child.
+replaced by one rename, so there is nothing to roll back and nothing to record: a process that is
+killed leaves the old file or the new one. The new text is probed before the rename, in a child
+process that imports it from memory (``python -m`` this module).
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _SETTLED = {Reason.NATIVE, Reason.LATENT, Reason.ABSENT, Reason.FIXED_ELSEWHERE}
 
 
 class PatchsetError(Exception):
-    """There is no tree or no series to work with; the message names it and says why."""
+    """A tree or a series cannot be read; the message names it and says why."""
 
 
 class RefusedError(Exception):
-    """Nothing was changed; the message says why and what to do."""
+    """The change was refused and nothing was changed; the message says why and what to do."""
 
 
 class State(str, Enum):
@@ -85,21 +85,21 @@ class Tree:
 
     Attributes:
         root: the folder that holds ``vllm/``, without links.
-        version: as the tree says.
+        version: the tree's own version.
         data: bytes of its manager file.
-        state: by hash; where no hash is known, by the verdict on the source.
-        settled: the series is applied, or the release needs none.
+        state: by the file's hash; for an unknown hash, by the verdict on the source.
+        done: the series is applied, or the release needs none.
         sentence: the state for people, with what to do.
         series: name of the series for it, or None.
-        released: its manager file as released; None where there is no series for it.
-        patched: its manager file with the series applied; None likewise.
+        released: its manager file as released; None without a series for it.
+        patched: its manager file with the series applied; None without a series for it.
     """
 
     root: Path
     version: str | None
     data: bytes
     state: State
-    settled: bool
+    done: bool
     sentence: str
     series: str | None = None
     released: bytes | None = None
@@ -112,19 +112,19 @@ class Tree:
 
 
 def sha256(data: bytes) -> str:
-    """Hex digest, as in the matrix."""
+    """Return the SHA-256 of `data` as hex digits, as in the matrix."""
     return hashlib.sha256(data).hexdigest()
 
 
 def series_folder() -> Path:
-    """The folder of all series that is installed with this package."""
+    """Return the folder with all series that is installed with this package."""
     beside = Path(__file__).with_name("patches")
     # In a source checkout it is at the top.
     return beside if beside.exists() else Path(__file__).parents[2] / "patches"
 
 
 def read_hunks(entry: PatchedFile) -> tuple[tuple[bytes, bytes], ...]:
-    """The hunks of a series as whole lines with their context, before and after.
+    """Return the hunks of a series as pairs of text, before and after, with their context lines.
 
     Raises:
         PatchsetError: it is missing, unreadable or changes another file than the matrix lists.
@@ -148,12 +148,12 @@ def read_hunks(entry: PatchedFile) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def read_tree(folder: Path, matrix: Matrix, probe: bool = False) -> Tree:
-    """Read a tree, through links.
+    """Read a vLLM tree; symbolic links are followed.
 
     Args:
         folder: the folder that holds ``vllm/``, or ``vllm/`` itself.
-        matrix: the matrix.
-        probe: run code that is known by no hash in a child process, as `status` does.
+        matrix: the known releases and series.
+        probe: run a manager file with an unknown hash in a child process, as `status` does.
 
     Raises:
         PatchsetError: no vLLM there, or it or a series cannot be read.
@@ -173,8 +173,8 @@ def read_tree(folder: Path, matrix: Matrix, probe: bool = False) -> Tree:
         if sha256(patched) != entry.sha256_after:
             raise PatchsetError(f"{entry.series} does not give the file that the matrix lists")
         state = {released: State.PRISTINE, patched: State.APPLIED}.get(data, State.HALF_APPLIED)
-        settled, sentence = state is State.APPLIED, _SENTENCES[state]
-        return tree(state, settled, sentence, entry.series, released, patched)
+        done, sentence = state is State.APPLIED, _SENTENCES[state]
+        return tree(state, done, sentence, entry.series, released, patched)
     verdict = predict(target, matrix, probe=probe)
     if verdict.reason in _SETTLED:
         return tree(State.NOT_COVERED, True, verdict.sentence)
@@ -191,13 +191,13 @@ def read_tree(folder: Path, matrix: Matrix, probe: bool = False) -> Tree:
 
 
 def as_diff(tree: Tree, after: bytes) -> str:
-    """The change of the manager file as a unified diff for ``patch -p1``."""
+    """Return the change of the manager file as a unified diff for ``patch -p1``."""
     old, new = (data.decode().splitlines(keepends=True) for data in (tree.data, after))
     return "".join(difflib.unified_diff(old, new, f"a/{FILE}", f"b/{FILE}"))
 
 
 def link_in(tree: Tree) -> str | None:
-    """Why a tree is not changed where its own part of the file's path holds a symbolic link."""
+    """Return why a tree is not changed if a part of the file's path in it is a symbolic link."""
     path = [tree.root / part for part in [*reversed(FILE.parents), FILE][1:]]
     if (link := next((part for part in path if part.is_symlink()), None)) is None:
         return None
@@ -209,7 +209,7 @@ def link_in(tree: Tree) -> str | None:
 
 
 def overriding_code(tree: Tree, data: bytes) -> list[Path]:
-    """Compiled code that Python runs instead of `data` without comparing the two.
+    """Return compiled files that Python runs instead of `data` without comparing the two.
 
     These are ``.pyc`` files of the unchecked-hash kind (PEP 552), in ``__pycache__`` and under this
     process's PYTHONPYCACHEPREFIX, and extension modules of the same name.
@@ -224,16 +224,16 @@ def overriding_code(tree: Tree, data: bytes) -> list[Path]:
 def change(
     tree: Tree, after: bytes, probed: bool, waiting: Callable[[], None] = lambda: None
 ) -> str | None:
-    """Replace the manager file, and drop compiled code that would hide the change.
+    """Replace the manager file, and remove compiled code that would hide the change.
 
     Args:
-        tree: as it was read, and shown to the user.
-        after: the new bytes; may be those that the file has.
+        tree: as read before, and as shown to the user.
+        after: the new bytes; may equal the file's.
         probed: run `after` in a child process first, and refuse code that does not retire.
-        waiting: called once if another process changes the tree; then it is waited for.
+        waiting: called once if another process changes the tree, before waiting for it.
 
     Returns:
-        What the probe observed, or None.
+        What the probe observed; None without a probe.
 
     Raises:
         RefusedError: nothing was changed.
@@ -250,7 +250,11 @@ def change(
 
 
 def tidy(tree: Tree) -> list[str]:
-    """Remove what killed processes left, unless one works on the tree now; one note for each."""
+    """Remove files left by killed processes, unless another process changes the tree now.
+
+    Returns:
+        One note for each such file, removed or not.
+    """
     left = [tree.root / name for name in _LEFTOVERS if os.path.lexists(tree.root / name)]
     if left:
         with suppress(RefusedError), _locked(tree.root, None):
@@ -262,7 +266,7 @@ def tidy(tree: Tree) -> list[str]:
 
 
 def notes(tree: Tree, after: bytes) -> Iterator[str]:
-    """What to know about a tree that gets `after`: other trees, and pip's record of the file."""
+    """Yield notes about a tree that gets `after`: other trees, and pip's record of the file."""
     roots = dict.fromkeys(Path(entry).resolve() for entry in sys.path)
     for root in roots:
         with suppress(OSError):  # a folder that may not be searched
@@ -442,7 +446,7 @@ def _probe(tree: Tree, text: bytes) -> str:
 
 
 def _import_from(file: str, text: str) -> ModuleType:
-    """The manager module as it is when its file has another text."""
+    """Import the manager module as if its file had this text."""
     spec = importlib.util.find_spec(MANAGER_MODULE)
     found = spec.origin if spec else None
     if spec is None or found is None or Path(found).resolve() != Path(file).resolve():
@@ -453,7 +457,7 @@ def _import_from(file: str, text: str) -> ModuleType:
 
 
 def _answer(payload: dict[str, str], _report: Callable[[Any], None]) -> list[str | None]:
-    """The child: what the class does when the manager file has the text of the payload."""
+    """In the child: probe the class with the payload as the text of the manager file."""
     from .probe import probe
 
     try:

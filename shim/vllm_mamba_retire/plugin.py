@@ -6,7 +6,7 @@ import contextlib
 
 
 def register() -> None:
-    """Arm the patch, and record for other processes that it is armed here.
+    """Arm the patch, and write a record that it is armed in this process.
 
     Raises:
         SystemExit: ``MAMBA_RETIRE=require`` and vLLM may leak here; an
@@ -21,6 +21,6 @@ def register() -> None:
 
             records.announce()
             if identity.role() == "API server":
-                from vllm_mamba_retire import metrics
+                from vllm_mamba_retire import prometheus
 
-                metrics.expose()
+                prometheus.expose()

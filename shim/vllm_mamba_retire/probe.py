@@ -26,7 +26,7 @@ _REQUEST = "mamba-retire-probe"
 class ProbeResult:
     """What the class did, and the first deviation from the expected.
 
-    `error` is an exception out of the probed code: the release may lack what the probe uses.
+    `error` is an exception from the probed code: the release may lack what the probe uses.
     """
 
     outcome: Outcome
@@ -47,7 +47,7 @@ def probe(module: ModuleType, manager_class: type | None = None) -> ProbeResult:
         manager_class: class to test; by default the module's `MambaManager`.
 
     Returns:
-        The outcome. An exception out of the probed code is an outcome too (`WRONG`).
+        The outcome. An exception from the probed code is an outcome too (`WRONG`).
     """
     try:
         manager = build_manager(module, _BLOCK, _POOL, manager_class)
@@ -80,7 +80,7 @@ def _test_gap(manager: Any) -> ProbeResult:
 
 
 def _test_reuse(manager: Any) -> ProbeResult:
-    """The same id after its request ended: nothing of the first request may linger."""
+    """Reuse the id of an ended request: no watermark of the first request may be left."""
     pool, null = manager.block_pool, manager.block_pool.null_block
     manager.free(_REQUEST)
     if pool.get_num_free_blocks() != _POOL - 1:
@@ -136,13 +136,13 @@ def build_manager(
 def call_known(
     function: Callable[..., Any], declared_by: Callable[..., Any] | None = None, **offered: Any
 ) -> Any:
-    """Call `function` with the offered arguments that its signature has.
+    """Call `function` with those of the offered arguments that its signature has.
 
     Constructor signatures differ between releases; unknown arguments are dropped.
 
     Args:
         function: what to call.
-        declared_by: whose signature to read, where `function` itself takes ``**kwargs``.
+        declared_by: the function whose signature to read if `function` takes ``**kwargs``.
         offered: arguments by name.
     """
     known = inspect.signature(declared_by or function).parameters

@@ -1,8 +1,8 @@
-"""Finds the vLLM processes of this machine, and those that run unpatched although they should not.
+"""Finds the vLLM processes of this machine, and those that should be patched and are not.
 
-What processes say of themselves comes from `records`. An engine core without a record is found by
-its title or its environment: it was started before this package was installed, or vLLM was told to
-leave it out. Only Linux.
+Processes with this package have a record (`records`). An engine core without one is found by its
+title or its environment: it started before this package was installed, or vLLM skips the plug-in.
+Only Linux.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class UnrecordedEngine(msgspec.Struct, frozen=True):
 
     Attributes:
         pid: process id.
-        vllm: version of the vLLM that it serves, where that can be seen.
-        package: where that vLLM is.
-        sentence: why it is as it is, and what to do.
-        finding: whether it should be patched, or may have to be.
-        unseen: whether it belongs to another user and cannot be judged.
+        vllm: version of the vLLM that it serves; None if unknown.
+        package: folder of that vLLM; None if unknown.
+        sentence: why it has no record, and what to do.
+        finding: whether it should be patched, or may need the patch.
+        unseen: whether it belongs to another user and cannot be inspected.
     """
 
     pid: int
@@ -51,11 +51,11 @@ class UnrecordedEngine(msgspec.Struct, frozen=True):
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """What runs on one machine.
+    """The vLLM processes of one machine.
 
     Attributes:
-        processes: processes that keep a record.
-        without_record: engine cores that keep none.
+        processes: records of the processes that have one.
+        without_record: engine cores without a record.
         problems: what could not be read, a sentence each.
     """
 
@@ -65,18 +65,18 @@ class Survey(msgspec.Struct, frozen=True):
 
     @property
     def finding(self) -> bool:
-        """Whether something here may leak although it should not."""
+        """Whether a process here may leak, or a problem hides that."""
         return any(record.in_doubt for record in self.processes) or any(
             core.finding for core in self.without_record
         )
 
     @property
     def unseen(self) -> bool:
-        """Whether something runs here that could not be judged."""
+        """Whether a process runs here that cannot be inspected."""
         return bool(self.problems) or any(core.unseen for core in self.without_record)
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """Return plain data for JSON."""
         data: dict[str, Any] = msgspec.to_builtins(self)
         return data
 
@@ -88,11 +88,11 @@ class Survey(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine's answer.
+    """The result for one machine.
 
     Attributes:
         name: host name or address; empty for this machine.
-        survey: what runs there.
+        survey: its vLLM processes.
         problem: why it could not be queried; `survey` is empty then.
     """
 
@@ -102,19 +102,19 @@ class Node:
 
     @property
     def finding(self) -> bool:
-        """Whether something may leak there, or nobody knows."""
+        """Whether a process may leak there, or the machine could not be queried."""
         return self.problem is not None or self.survey.finding
 
 
 def survey(here: Settings | None = None) -> Survey:
-    """The processes of this user; of every user where root calls.
+    """Return the vLLM processes of this user; for root, of every user.
 
     Args:
-        here: this interpreter's settings; what is known of its vLLM holds for a process that
-            serves the same one.
+        here: this interpreter's settings; its verdict is reused for a process that serves the
+            same vLLM.
 
     Raises:
-        ValueError: ``MAMBA_RETIRE_DIR`` is no folder that can be used.
+        ValueError: ``MAMBA_RETIRE_DIR`` is not a usable folder.
     """
     folders = {records.folder()}
     if not Path("/proc/self/stat").exists():
@@ -131,7 +131,7 @@ def survey(here: Settings | None = None) -> Survey:
 
 
 def _engine_cores() -> Iterator[tuple[psutil.Process, int]]:
-    """Every engine core, and its user."""
+    """Yield every engine core and its user."""
     own_namespace = identity.pid_namespace()
     for process in psutil.process_iter():
         try:
@@ -161,9 +161,9 @@ def _is_engine_core(process: psutil.Process, user: int) -> bool:
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:
-    """The environment that a process was started with.
+    """Return the environment that a process was started with.
 
-    A title written over it leaves nothing to read; then its parent's, which it inherited.
+    A process title may overwrite it; then the parent's is used, which the process inherited.
     """
     ancestor: psutil.Process | None = process
     try:
@@ -197,7 +197,7 @@ def _judge(process: psutil.Process, user: int, here: Settings | None) -> Unrecor
 def _why_unrecorded(
     process: psutil.Process, target: Target, here: Settings | None
 ) -> tuple[str, bool]:
-    """Why an engine core keeps no record, and whether that is a finding."""
+    """Return why an engine core has no record, and whether that is a finding."""
     started = _started_at(process.pid)
     verdict = _verdict(target, here)
     if not verdict.in_doubt and verdict.reason is not Reason.PATCHED:
@@ -243,14 +243,14 @@ def _changed_at(path: Path) -> float:
 
 
 def _search_path(pid: int, target: Target, environment: Mapping[str, str]) -> list[str]:
-    """The folders that a process imports from, as far as they can be told from outside."""
+    """Return the folders that a process imports from, as far as /proc shows them."""
     named = environment.get("PYTHONPATH", "").split(os.pathsep)
     loaded_from = {os.fsdecode(found) for found in _SITE.findall(_maps(pid))}
     return [*filter(os.path.isabs, named), str(target.package.parent), *sorted(loaded_from)]
 
 
 def _package(pid: int) -> Path | None:
-    """The vLLM that a process has loaded compiled code from."""
+    """Return the vLLM that a process has loaded compiled code from."""
     found = {Path(os.fsdecode(package)) for package in _LIBRARY.findall(_maps(pid))}
     return next((path for path in sorted(found) if (path / MANAGER_FILE).exists()), None)
 

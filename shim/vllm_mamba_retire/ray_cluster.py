@@ -1,7 +1,7 @@
 """Queries every node of a running Ray cluster for the vLLM processes on it.
 
-For vLLM's multi-node executor. The cluster is reached as any Ray driver reaches it: the local one,
-or the one that ``RAY_ADDRESS`` names. Ray is imported only when this is called.
+For vLLM's multi-node executor. It connects as a Ray driver does: to the local cluster, or to the
+one that ``RAY_ADDRESS`` names. Ray is imported only when `survey_cluster` is called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def survey_cluster(patience: float = 60.0) -> list[Node]:
     """Query every node that is alive.
 
     Args:
-        patience: seconds to wait for all answers together.
+        patience: seconds to wait for the answers of all nodes together.
 
     Raises:
         RayError: Ray is not installed, or no cluster answers.
@@ -50,7 +50,7 @@ def survey_cluster(patience: float = 60.0) -> list[Node]:
 
 
 def _check_address() -> None:
-    """Ray itself waits for minutes for an address where nobody listens."""
+    """Connect to the address first: without a listener, Ray itself waits for minutes."""
     address = os.environ.get("RAY_ADDRESS", "")
     named = urlsplit(address if "://" in address else f"//{address}")
     if named.hostname and named.port:

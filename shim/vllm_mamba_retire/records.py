@@ -1,10 +1,11 @@
 """Keeps one small JSON record per vLLM process: its verdict, its vLLM, its counters.
 
-Written when the verdict falls, and then by a daemon thread, off the hot path, whenever something
-has changed. Holds no locks: a process may fork at any moment. Nothing raises out of here; a folder
-that cannot be written costs the record and nothing else.
+A record is written with the verdict, and again by a daemon thread, off the hot path, whenever it
+has changed. The writer holds no locks, because a process may fork at any moment, and raises
+nothing: if the folder cannot be written, there is no record and vLLM is not affected.
 
-The reader applies the rules of the writer, and removes a record only when its process has ended.
+The reader trusts only records that the writer could have written, and removes a record only when
+its process has ended.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     A field that is added later needs a default; readers ignore fields that they do not know.
 
     Attributes:
-        pid: process id, where `place` says.
-        started: when the process started, in clock ticks since boot; tells a pid used again.
+        pid: process id within `place`.
+        started: when the process started, in clock ticks since boot; detects a reused pid.
         place: host and PID namespace of the process; a folder may be shared by several.
         role: ``engine core``, ``worker``, ``API server``, ``coordinator`` or ``main``.
-        verdict: what was decided, and why; None while vLLM's manager is not imported.
+        verdict: None while vLLM's manager is not imported.
         version: of this package.
         vllm: vLLM's version.
         manager_file: the file that defines `MambaManager` there.
         sha256: of that file.
         decided_at: seconds since the epoch; None without a verdict.
-        counters: what retirement did so far; None where nothing is patched.
+        counters: of retirement; None if nothing is patched.
         keep: whether the newest states are kept.
-        keep_counters: what keeping did so far; None where nothing is kept.
+        keep_counters: of keeping; None if nothing is kept.
     """
 
     pid: Pid
@@ -91,14 +92,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         keep: KeepVerdict = OFF,
         keep_counters: KeepCounters | None = None,
     ) -> Record:
-        """The record of this process.
+        """Return the record of this process.
 
         Args:
-            verdict: what was decided, and why.
+            verdict: its verdict.
             target: the vLLM that serves.
-            counters: kept as the object that is counted with, so the record is always current.
+            counters: the live object, so that the record is always current.
             keep: whether the newest states are kept.
-            keep_counters: likewise the object that is counted with.
+            keep_counters: the live object, likewise.
         """
         return cls(
             pid=os.getpid(),
@@ -116,7 +117,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def replaced(self, verdict: Verdict) -> Record:
-        """The same process with another verdict."""
+        """Return this record with another verdict."""
         return msgspec.structs.replace(self, verdict=verdict, decided_at=time.time())
 
     @property
@@ -126,12 +127,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_doubt(self) -> bool:
-        """Whether vLLM may leak in this process although it should not."""
+        """Whether vLLM may leak in this process although this package is installed."""
         return self.verdict is not None and self.verdict.in_doubt
 
     @property
     def level(self) -> int:
-        """Level of the log line: a warning where the operator may have to act."""
+        """Level of the log line: a warning if the operator may have to act."""
         return logging.WARNING if self.in_doubt or self.keep.warns else logging.INFO
 
     def line(self) -> str:
@@ -142,7 +143,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Format(msgspec.Struct):
-    """What every record file says of itself."""
+    """The schema number that every record file contains."""
 
     schema: Literal[1]
 
@@ -152,7 +153,7 @@ class Folder(NamedTuple):
 
     Attributes:
         path: where it is.
-        owner: the user that has to own it; None for one that the operator chose.
+        owner: the user id that must own it; None for a folder that the operator chose.
     """
 
     path: Path
@@ -160,11 +161,11 @@ class Folder(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a folder holds.
+    """The records in a folder.
 
     Attributes:
         records: of the processes that run here.
-        problem: why the folder cannot be believed or read, as a sentence; None if it can.
+        problem: why the folder is not trusted or cannot be read, as a sentence, or None.
     """
 
     records: list[Record]
@@ -172,7 +173,7 @@ class Reading(NamedTuple):
 
 
 def announce() -> None:
-    """Show other processes that the patch is armed here; a verdict replaces this record."""
+    """Write a record without a verdict: the patch is armed here. The verdict replaces it."""
     if _writer.record is None:
         try:
             _writer.start(Record.of(None, find_target()), None)
@@ -184,9 +185,9 @@ def keep(record: Record, recheck: Callable[[Record], Record] | None = None) -> N
     """Keep `record` on disk for as long as this process lives.
 
     Args:
-        record: what was decided.
-        recheck: called every few seconds on a thread of its own; returns the record as it has to
-            be now, the same one if nothing is new.
+        record: the record of the verdict.
+        recheck: called every few seconds on a thread; returns the current record, the same object
+            if nothing changed.
     """
     _writer.start(record, recheck)
 
@@ -197,7 +198,7 @@ def withdraw() -> None:
 
 
 def folder(user: int | None = None) -> Folder:
-    """Where the records of a user's processes lie; by default of the caller's.
+    """Return the folder with the records of a user's processes; by default the caller's.
 
     Raises:
         ValueError: ``MAMBA_RETIRE_DIR`` is a relative path.
@@ -217,11 +218,11 @@ def folder(user: int | None = None) -> Folder:
 
 
 def read(where: Path, owner: int | None = None) -> Reading:
-    """Records of the processes that run here; removes those of processes that have ended.
+    """Read the records of the processes that run here; remove those of processes that have ended.
 
     Args:
         where: the folder.
-        owner: the user that has to own it, and that alone may write it.
+        owner: the user that must own it and be the only one who may write to it.
 
     Other files in the folder are ignored, and so are records of other containers and hosts, whose
     processes cannot be seen from here.
@@ -253,7 +254,7 @@ def _is_record_name(name: str) -> bool:
 
 
 def _read(path: Path) -> Record | None:
-    """A record that this place's process or root has written; None for any other file."""
+    """Read a record written by its process here or by root; None for any other file."""
     try:
         data, found = read_regular(path, _MAXIMUM_SIZE)
         msgspec.json.decode(data, type=_Format)
@@ -270,7 +271,7 @@ def _read(path: Path) -> Record | None:
 
 
 def _untrusted(where: Path, owner: int | None) -> str | None:
-    """Why a folder is not believed. Anybody can make one of this name in the temporary folder.
+    """Return why a folder is not trusted: any user can make one in the temporary folder.
 
     Raises:
         OSError: there is none.
@@ -284,12 +285,12 @@ def _untrusted(where: Path, owner: int | None) -> str | None:
 
 
 def _file_name() -> str:
-    """Unique among all places that may share the folder."""
+    """Return a file name that is unique among all hosts and namespaces that share the folder."""
     return f"{os.getpid()}-{zlib.crc32(identity.place().encode()):08x}.json"
 
 
 class _Writer:
-    """Keeps the file of this process current."""
+    """Writes the record file of this process and keeps it current."""
 
     def __init__(self) -> None:
         self.record: Record | None = None
@@ -319,7 +320,7 @@ class _Writer:
         self.path, self.written = None, b""
 
     def after_fork(self) -> None:
-        """In a forked child: the file is the parent's, but the verdict holds here too."""
+        """In a forked child: write a new file; the old one is the parent's, the verdict holds."""
         self.path, self.written, self.thread = None, b"", None
         self.forked = True
         self.done = threading.Event()
@@ -398,7 +399,7 @@ class _Writer:
         self.forked = False
 
     def _remove_at_exit(self) -> None:
-        """multiprocessing's children leave without running what `atexit` knows."""
+        """Remove the record at exit, also in multiprocessing's children, which skip `atexit`."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.Finalize(None, self.stop, exitpriority=0)

@@ -1,8 +1,8 @@
-"""Reads compat_matrix.yaml, what is known of each vLLM release, as typed rows.
+"""Reads compat_matrix.yaml, the facts about each vLLM release, as typed rows.
 
-The matrix is data: nothing in it is executed, and nothing here looks at the installed vLLM. The
+The matrix is data: nothing in it is executed, and this module does not read the installed vLLM. The
 structs below are its schema: a field without a default is required, an unknown one is refused.
-compat_matrix.schema.json says the same to editors and other programs.
+compat_matrix.schema.json has the same schema for editors and other programs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Wheel(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Finding(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was run on a release, and what came of it.
+    """A check that was run on a release, and its result.
 
     Attributes:
         run: the check.
@@ -96,16 +96,17 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
         status: what it does with old states.
         fingerprints: ``"Class.method"`` -> fingerprint, of those `Matrix.methods` that it defines.
         manager_sha256: of the manager file, the same in every published build.
-        call_basis: fingerprint of what its callers pass to `remove_skipped_blocks`, where that is
-            what keeps them from the defect (latent releases).
-        hook: where `MambaManager` frees a range; None where there is no align mode.
-        cleanup: method of the manager that ends a request's records.
-        arguments: of `MambaManager.remove_skipped_blocks`, behind the request id.
-        requires_python: as the wheel asks for it.
-        torch: the torch that the wheel asks for, as a version specifier.
-        imports: distributions that its manager module wants beside the shared ones of the lanes.
+        call_basis: fingerprint of the arguments that its callers pass to `remove_skipped_blocks`,
+            for latent releases, where these arguments avoid the defect.
+        hook: where `MambaManager` frees a range; None without align mode.
+        cleanup: method of the manager that is called when a request ends.
+        arguments: of `MambaManager.remove_skipped_blocks`, after the request id.
+        requires_python: the wheel's ``Requires-Python``.
+        torch: the torch that the wheel requires, as a version specifier.
+        imports: distributions that its manager module needs besides those that the test sessions
+            share.
         wheels: every published build.
-        evidence: what was run on it.
+        evidence: the checks that were run on it.
     """
 
     version: ReleaseNumber
@@ -142,10 +143,10 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True):
         tag: as published.
         accelerator: ``cuda 13.0``, ``rocm``, ...
         architecture: ``amd64`` or ``arm64``.
-        digest: ``sha256:...``, where known.
-        python: version of the interpreter in it, where known.
-        vllm: path of the vLLM package in it, where known.
-        evidence: what was run in it; an image without any is untested.
+        digest: ``sha256:...``, if known.
+        python: version of the interpreter in it, if known.
+        vllm: path of the vLLM package in it, if known.
+        evidence: the checks that were run in it; an image without any is untested.
     """
 
     release: ReleaseNumber
@@ -181,18 +182,18 @@ class Matrix(Struct, frozen=True, forbid_unknown_fields=True):
     images: tuple[Image, ...] = ()
 
     def row_for(self, version: str | None) -> Row | None:
-        """The row of a version's release segment: ``0.29.0+cu129`` is looked up as 0.29.0."""
+        """Return the row of a version's release segment (0.29.0 for ``0.29.0+cu129``), or None."""
         release = _release(version)
         return next((r for r in self.releases if release and _release(r.version) == release), None)
 
     def row_like(self, fingerprints: Mapping[str, str], version: str | None) -> Row | None:
-        """A row with exactly these fingerprints, the version's own row first."""
+        """Return a row with exactly these fingerprints, the version's own row first, or None."""
         alike = [row for row in self.releases if row.fingerprints == fingerprints]
         own = self.row_for(version)
         return own if own in alike else next(iter(alike), None)
 
     def series_on(self, manager_sha256: str | None) -> PatchedFile | None:
-        """The patch series whose result a manager file with this hash is, if any."""
+        """Return the name of the series that produces a manager file with this hash, or None."""
         return next((file for file in self.patches if file.sha256_after == manager_sha256), None)
 
 

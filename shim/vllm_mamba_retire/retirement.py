@@ -1,7 +1,7 @@
 """Retires Mamba states across null gaps and visits each block once.
 
-Rule and bounds come from vllm#55450 (first in vLLM 0.30.0). This module knows a block table, a pool
-and two dictionaries; it must not know vLLM, releases or how it gets called.
+Rule and bounds come from vllm#55450 (first in vLLM 0.30.0). This module uses a block table, a pool
+and two dictionaries; it must not depend on vLLM, releases or its callers.
 
 A prefill chunk that spans two or more blocks leaves null blocks between live states. A walk that
 goes backward and stops at the first null block never reaches the states before the gap. Here nulls
@@ -16,25 +16,25 @@ from typing import Protocol
 
 
 class Block(Protocol):
-    """What is needed of a KV-cache block."""
+    """The attributes of a KV-cache block that retirement uses."""
 
     is_null: bool
 
 
 class BlockPool(Protocol):
-    """What is needed of the pool that blocks go back to."""
+    """The methods of the block pool that retirement uses."""
 
     def free_blocks(self, ordered_blocks: Sequence[Block]) -> None:
-        """Take back blocks; the first one is the first to be evicted."""
+        """Free blocks; the first one is evicted first."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What retirement did in this process since it was installed.
+    """Counters of retirement in this process since it was installed.
 
     Attributes:
-        calls: ranges handed to `Retirement.retire` (align mode only).
-        states_freed: states given back to the pool before their request ended.
+        calls: ranges passed to `Retirement.retire` (align mode only).
+        states_freed: states returned to the pool before their request ended.
         states_stock_would_keep: those of them that lie before a null gap, where the walk of
             0.26.0-0.29.0 stops.
         ranges_clamped: ranges that reached past the end of the block table.
@@ -53,14 +53,14 @@ class Counters:
 
 @dataclass(slots=True)
 class Retirement:
-    """What one manager remembers between calls: a watermark per request, and its table.
+    """The state of one manager between calls: a watermark per request, and its table.
 
-    vLLM 0.30.0 remembers the number alone, so a table that is replaced without passing through
-    `pop_blocks_for_free` inherits the number of the one before and its first states are never
-    retired. Remembering the list object as well makes that impossible.
+    vLLM 0.30.0 keeps the watermark alone. If a table is replaced without `pop_blocks_for_free`, the
+    new table inherits the old watermark and its first states are never retired. Here the watermark
+    belongs to the list object, so a new table starts at 0.
 
     Attributes:
-        null_block: stands in a table where no state is kept.
+        null_block: the entry of a table where no state is kept.
         counters: added to; shared by the managers of a process.
         watermarks: request id -> leading blocks of its table that are retired; the dictionary that
             vLLM calls `_num_retired_blocks`.
@@ -84,7 +84,7 @@ class Retirement:
     ) -> None:
         """Free the states in blocks ``[first_block, last_block)`` of a request's table.
 
-        Freed blocks are replaced by the null block and handed to `pool` in one call, last block
+        Freed blocks are replaced by the null block and passed to `pool` in one call, last block
         first. The watermark moves up to the end of the range.
 
         Args:
@@ -93,8 +93,8 @@ class Retirement:
             first_block: first block of the range; raised to the request's watermark.
             last_block: end of the range, not included; lowered to the length of the table.
             pool: takes the freed blocks.
-            stock_frees: index of the block that vLLM frees by a rule of its own in the same call
-                (its "state of two steps ago"), if any; it does not count as kept by stock.
+            stock_frees: index of the block that vLLM itself frees in the same call (its "state of
+                two steps ago"), if any; it does not count as kept by stock.
         """
         counters = self.counters
         counters.calls += 1
@@ -125,6 +125,6 @@ class Retirement:
             pool.free_blocks(freed)
 
     def forget(self, request_id: str) -> None:
-        """Drop what is remembered of a request."""
+        """Drop the watermark and the table of a request."""
         self.tables.pop(request_id, None)
         self.watermarks.pop(request_id, None)

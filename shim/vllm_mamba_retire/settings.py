@@ -1,8 +1,8 @@
 """Settings outside vLLM's source that affect patching: installation, plug-in list, mode.
 
-Reads files and metadata only, and works on a broken vLLM. `obstacle` is the one judgement whether
-a vLLM process patches itself; it is the same for this interpreter, for another process's
-environment and for the files of an image.
+Reads files and metadata only, and works on a broken vLLM. `obstacle` alone decides whether a vLLM
+process patches itself: for this interpreter, for another process's environment and for the files of
+an image.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ REQUIRED_MODULES = ("msgspec", "packaging", "psutil", "wrapt", "yaml")
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What an interpreter has of this package.
+    """This package's installation in an interpreter.
 
     Attributes:
-        version: of its distribution; None where there is no metadata.
+        version: of its distribution; None without metadata.
         entry_point: whether vLLM's plug-in loader finds it.
-        missing: modules that it imports in a vLLM process and that are not there, itself included.
+        missing: modules that a vLLM process needs and that are missing, this package included.
     """
 
     version: str | None
@@ -50,7 +50,7 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class InstalledProduct:
-    """Another product that touches the class, as it is installed here."""
+    """Another installed product that changes the class."""
 
     product: Product
     version: str
@@ -64,13 +64,13 @@ class Settings:
         interpreter: path of the Python.
         python: its version.
         target: the vLLM that it would import, or None.
-        verdict: what each of its processes would decide, if it loads this package.
-        row: what the table knows of the release that vLLM calls itself.
-        mode: ``MAMBA_RETIRE`` as it is set here.
-        keep: ``MAMBA_RETIRE_KEEP`` as it is set here.
-        installed: what this interpreter has of this package.
+        verdict: the verdict of each of its processes that loads this package.
+        row: the matrix's row for the version string of that vLLM.
+        mode: ``MAMBA_RETIRE`` as set here.
+        keep: ``MAMBA_RETIRE_KEEP`` as set here.
+        installed: this package's installation in this interpreter.
         obstacle: why vLLM processes started from here would not be patched, and what to do.
-        products: other products that touch the class.
+        products: other installed products that change the class.
         shadowed: further vLLM packages on the path, which do not serve.
     """
 
@@ -88,17 +88,17 @@ class Settings:
 
     @property
     def finding(self) -> bool:
-        """Whether vLLM may leak here although it should not."""
+        """Whether vLLM may leak here although this package is installed."""
         return self.verdict.in_doubt or self.obstacle is not None
 
 
 def judge_files(target: Target | None, matrix: Matrix) -> Verdict:
-    """The verdict by the files alone."""
+    """Return the verdict from the files, without running any code."""
     return decide(collect_evidence(target, matrix))
 
 
 def read_settings(judge: Callable[[Target | None, Matrix], Verdict] = judge_files) -> Settings:
-    """The settings of this interpreter; `forecast.predict` judges as its processes will."""
+    """Return the settings of this interpreter; the verdict is that of `forecast.predict`."""
     target = find_target()
     matrix: Matrix | None = None
     try:
@@ -124,16 +124,15 @@ def read_settings(judge: Callable[[Target | None, Matrix], Verdict] = judge_file
 
 
 def obstacle(environ: Mapping[str, str], installed: Installed) -> str | None:
-    """Why a vLLM process would not load or obey this package.
+    """Return why a vLLM process would not load this package or not patch.
 
     Args:
         environ: the environment that the process is started with.
-        installed: what its interpreter has of this package.
+        installed: this package's installation in its interpreter.
 
     Returns:
-        The first reason, as a sentence with what to do; None if the process decides by the verdict
-        on its vLLM. ``MAMBA_RETIRE=off`` is a reason too; a caller that takes it for the
-        operator's choice checks `names.read_mode` first.
+        The first reason, as a sentence with what to do; None if the verdict on its vLLM decides.
+        ``MAMBA_RETIRE=off`` is a reason too; check `names.read_mode` first to tell it apart.
     """
     if installed.version is None:
         return f"{DISTRIBUTION} is not installed beside vLLM; install it there."
@@ -164,9 +163,9 @@ def judge_keep(
 
     Args:
         environ: the environment that the process is started with.
-        installed: what its interpreter has of this package.
-        verdict: of the retirement.
-        seen: what it was decided on.
+        installed: this package's installation in its interpreter.
+        verdict: the verdict about retirement.
+        seen: the evidence that it is based on.
     """
     rule = read_keep(asked := environ.get(KEEP_VARIABLE))
     if read_mode(environ.get(MODE_VARIABLE)) == "off":
@@ -177,7 +176,7 @@ def judge_keep(
 
 
 def find_installed(path: Sequence[str] | None = None) -> Installed:
-    """What an interpreter has of this package.
+    """Find this package in an interpreter.
 
     Args:
         path: the folders that it imports from, in order; by default those of this interpreter.

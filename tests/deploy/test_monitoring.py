@@ -73,7 +73,7 @@ def exposed() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_expressions_parse_and_name_metrics_and_labels_that_exist(
+def test_expressions_parse_and_use_existing_metrics_and_labels(
     expression: str, exposed: dict[str, set[str]]
 ) -> None:
     found = list(selectors(promql_parser.parse(expression)))

@@ -15,13 +15,13 @@ from tests.detection.sites import LATENT, LIVE, NATIVE, Site, own_path
 from tests.detection.trees import BY_HAND, LINE, edit, in_class
 from vllm_mamba_retire.verification import LAGS, bound
 
-Run = Callable[..., tuple[int, Any]]
+RunCommand = Callable[..., tuple[int, Any]]
 _COMMAND = "from vllm_mamba_retire.cli import app; app({arguments!r})"
 _BOUNDS = [bound(lag) for lag in LAGS]
 
 
 @pytest.fixture
-def command(child: Child) -> Run:
+def command(child: Child) -> RunCommand:
     """Runs a command with ``--json`` on a path: exit status and answer."""
 
     def run(path: str, *arguments: str, **environment: str) -> tuple[int, Any]:
@@ -33,7 +33,9 @@ def command(child: Child) -> Run:
     return run
 
 
-def test_verify_shows_the_defect_and_the_fix_on_a_live_release(trees: Path, command: Run) -> None:
+def test_verify_shows_the_defect_and_the_fix_on_a_live_release(
+    trees: Path, command: RunCommand
+) -> None:
     code, answer = command(str(trees / LIVE), "verify")
     assert (code, answer["schema"], answer["proven"]) == (0, 1, True)
     assert answer["stock"]["outcome"] == "stops at the gap"
@@ -42,13 +44,13 @@ def test_verify_shows_the_defect_and_the_fix_on_a_live_release(trees: Path, comm
     assert answer["patched"]["peaks"] == _BOUNDS
 
 
-def test_verify_shows_no_difference_on_a_native_release(trees: Path, command: Run) -> None:
+def test_verify_shows_no_difference_on_a_native_release(trees: Path, command: RunCommand) -> None:
     code, answer = command(str(trees / NATIVE), "verify")
     assert (code, answer["patched"]["verdict"]["reason"]) == (0, "native")
     assert answer["stock"]["peaks"] == answer["patched"]["peaks"] == _BOUNDS
 
 
-def test_verify_says_that_a_latent_release_needs_no_lag(trees: Path, command: Run) -> None:
+def test_verify_says_that_a_latent_release_needs_no_lag(trees: Path, command: RunCommand) -> None:
     code, answer = command(str(trees / LATENT), "verify")
     assert (code, answer["patched"]["verdict"]["reason"]) == (0, "latent")
     assert "this release's scheduler retires with lag 0" in answer["sentence"]
@@ -56,14 +58,14 @@ def test_verify_says_that_a_latent_release_needs_no_lag(trees: Path, command: Ru
 
 @pytest.mark.parametrize("release", [LIVE, NATIVE])
 def test_verify_shows_whether_the_newest_state_is_kept(
-    trees: Path, command: Run, release: str
+    trees: Path, command: RunCommand, release: str
 ) -> None:
     code, answer = command(str(trees / release), "verify", MAMBA_RETIRE_KEEP="newest")
     assert (code, answer["patched"]["keep"]["state"]) == (0, "on")
     assert (answer["stock"]["newest"], answer["patched"]["newest"]) == ("plain", "keeps")
 
 
-def test_verify_says_that_keeping_is_not_possible(trees: Path, command: Run) -> None:
+def test_verify_says_that_keeping_is_not_possible(trees: Path, command: RunCommand) -> None:
     code, answer = command(str(trees / LATENT), "verify", MAMBA_RETIRE_KEEP="newest")
     assert (code, answer["proven"]) == (1, False)
     assert (answer["patched"]["keep"]["state"], answer["patched"]["newest"]) == (
@@ -73,8 +75,8 @@ def test_verify_says_that_keeping_is_not_possible(trees: Path, command: Run) -> 
     assert answer["sentence"].startswith("not proven: keep unavailable: it needs a vLLM that")
 
 
-def test_verify_proves_nothing_where_the_manager_cannot_be_imported(
-    site: Callable[..., Site], command: Run
+def test_verify_exits_2_if_the_manager_cannot_be_imported(
+    site: Callable[..., Site], command: RunCommand
 ) -> None:
     tree = site(LIVE)
     tree.edit_manager(("class MambaManager(", "raise OSError('torn')\nclass MambaManager("))
@@ -83,13 +85,13 @@ def test_verify_proves_nothing_where_the_manager_cannot_be_imported(
     assert "cannot be imported (OSError: torn)" in answer["sentence"]
 
 
-def test_verify_without_a_vllm_has_nothing_to_run(tmp_path: Path, command: Run) -> None:
+def test_verify_without_a_vllm_has_nothing_to_run(tmp_path: Path, command: RunCommand) -> None:
     code, answer = command(str(tmp_path), "verify")
     assert (code, answer["patched"]["verdict"]["reason"]) == (2, "no-target")
 
 
 def test_status_of_a_broken_vllm_says_what_is_wrong(
-    site: Callable[..., Site], command: Run
+    site: Callable[..., Site], command: RunCommand
 ) -> None:
     tree = site(LIVE)
     tree.manager.unlink()
@@ -106,7 +108,7 @@ def test_status_of_a_broken_vllm_says_what_is_wrong(
 )
 def test_status_probes_where_the_files_cannot_decide(
     site: Callable[..., Site],
-    command: Run,
+    command: RunCommand,
     arguments: tuple[str, ...],
     reason: str,
     exit_status: int,
@@ -124,7 +126,7 @@ def test_status_probes_where_the_files_cannot_decide(
 )
 def test_status_counts_the_permission_to_patch_a_changed_class(
     site: Callable[..., Site],
-    command: Run,
+    command: RunCommand,
     environment: dict[str, str],
     reason: str,
     exit_status: int,
@@ -149,14 +151,14 @@ def test_status_with_a_broken_table_says_where(trees: Path, child: Child, tmp_pa
     assert f"{table}: fix: " in answer["sentence"]
 
 
-def test_status_tells_of_a_mode_that_does_not_exist(trees: Path, command: Run) -> None:
+def test_status_tells_of_a_mode_that_does_not_exist(trees: Path, command: RunCommand) -> None:
     code, answer = command(str(trees / LIVE), "status", MAMBA_RETIRE="requier")
     assert code == 1
     assert "MAMBA_RETIRE=requier is not auto, require or off" in answer["left_out"]
 
 
 def test_status_names_a_product_that_touches_the_class(
-    trees: Path, command: Run, tmp_path: Path
+    trees: Path, command: RunCommand, tmp_path: Path
 ) -> None:
     metadata = tmp_path / "others" / "vllm_ascend-0.29.0.dist-info"
     metadata.mkdir(parents=True)

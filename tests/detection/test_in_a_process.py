@@ -134,7 +134,7 @@ def test_a_replacement_after_us_is_not_reported_as_patched(site: MakeSite, decid
     assert "was replaced by other code" in out
 
 
-def test_a_subclass_with_its_own_method_is_not_reported_as_patched(site: MakeSite, decided) -> None:
+def test_subclass_with_its_own_method_is_not_reported_as_patched(site: MakeSite, decided) -> None:
     code, _, out = decided(site(LIVE), _DISARM, _IMPORT, _SUBCLASS, _ACTIVATE)
     assert code == 1
     assert "Somebodys._remove_blocks_in_range overrides a method" in out

@@ -67,9 +67,7 @@ def test_without_metadata_the_code_still_tells(site: MakeSite, seen: Look) -> No
     assert seen(tree).reason is Reason.PATCHED
 
 
-def test_metadata_of_another_name_and_version_is_reported_and_not_believed(
-    site: MakeSite, seen: Look
-) -> None:
+def test_metadata_of_another_name_and_version_is_only_reported(site: MakeSite, seen: Look) -> None:
     tree = site(LIVE)
     for metadata in tree.folder.glob("*.dist-info"):
         shutil.rmtree(metadata)
@@ -161,7 +159,7 @@ def test_a_broken_manager_file_is_told_by_what_is_wrong(
 
 
 @pytest.mark.parametrize("file", CALLER_FILES, ids=lambda file: file.name)
-def test_without_what_calls_it_a_latent_manager_is_not_called_safe(
+def test_latent_manager_without_its_caller_is_not_called_safe(
     site: MakeSite, seen: Look, file: Path
 ) -> None:
     tree = site(LATENT)
@@ -197,7 +195,7 @@ def test_a_zip_on_the_path_is_read(site: MakeSite, child: Child) -> None:
     assert here["package"] == str(archive / "vllm")
 
 
-def test_of_two_trees_the_one_that_serves_is_judged_and_the_other_named(
+def test_of_two_trees_the_serving_one_decides_the_other_is_named(
     site: MakeSite, child: Child
 ) -> None:
     live, native = site(LIVE, "first"), site(NATIVE, "second")

@@ -41,7 +41,7 @@ CALL = "            total_computed_tokens,\n            num_prompt_tokens="
 
 
 @dataclass(frozen=True)
-class Tree:
+class ChangedRelease:
     """A changed release.
 
     Attributes:
@@ -134,57 +134,65 @@ def fixed(M):
 """
 
 TREES = {
-    "live": Tree(lambda site: None, "patched"),
-    "latent": Tree(lambda site: None, "latent", LATENT),
-    "native": Tree(lambda site: None, "native", NATIVE),
-    "other version": Tree(lambda site: site.call_itself("0.11.2.dev280+g0123abc"), "patched"),
-    "code beside the class": Tree(behind_class("def somebodys():\n    return 1"), "patched"),
-    "a remark": Tree(edit(LINE, f"            # A remark.\n{LINE}"), "patched"),
-    "byte order mark": Tree(
+    "live": ChangedRelease(lambda site: None, "patched"),
+    "latent": ChangedRelease(lambda site: None, "latent", LATENT),
+    "native": ChangedRelease(lambda site: None, "native", NATIVE),
+    "other version": ChangedRelease(
+        lambda site: site.call_itself("0.11.2.dev280+g0123abc"), "patched"
+    ),
+    "code beside the class": ChangedRelease(
+        behind_class("def somebodys():\n    return 1"), "patched"
+    ),
+    "a remark": ChangedRelease(edit(LINE, f"            # A remark.\n{LINE}"), "patched"),
+    "byte order mark": ChangedRelease(
         lambda site: site.write_manager(b"\xef\xbb\xbf" + site.manager.read_bytes()), "patched"
     ),
-    "tabs": Tree(with_tabs, "patched"),
-    "latin-1": Tree(in_latin_1, "patched"),
-    "native with tabs": Tree(with_tabs, "native", NATIVE),
-    "our series": Tree(series, "fixed-elsewhere"),
-    "fix by hand": Tree(in_class(BY_HAND), "fixed-elsewhere"),
-    "fix in the base class": Tree(
+    "tabs": ChangedRelease(with_tabs, "patched"),
+    "latin-1": ChangedRelease(in_latin_1, "patched"),
+    "native with tabs": ChangedRelease(with_tabs, "native", NATIVE),
+    "our series": ChangedRelease(series, "fixed-elsewhere"),
+    "fix by hand": ChangedRelease(in_class(BY_HAND), "fixed-elsewhere"),
+    "fix in the base class": ChangedRelease(
         edit(BASE_WALK, BASE_WALK.replace("break", "continue")), "fixed-elsewhere"
     ),
-    "fix under another name": Tree(
+    "fix under another name": ChangedRelease(
         lambda site: (
             in_class(BY_HAND.replace("_remove_blocks_in_range", "_retire"))(site),
             behind_class("MambaManager._remove_blocks_in_range = MambaManager._retire")(site),
         ),
         "fixed-elsewhere",
     ),
-    "fix at module level": Tree(behind_class(f"{_MODULE_LEVEL}\n{_ASSIGN}"), "fixed-elsewhere"),
-    "fix as a mixin": Tree(
+    "fix at module level": ChangedRelease(
+        behind_class(f"{_MODULE_LEVEL}\n{_ASSIGN}"), "fixed-elsewhere"
+    ),
+    "fix as a mixin": ChangedRelease(
         in_front_of_class(_MIXIN, "", "class MambaManager(_Fix, SingleTypeKVCacheManager):"),
         "fixed-elsewhere",
     ),
-    "fix as a decorator": Tree(
+    "fix as a decorator": ChangedRelease(
         in_front_of_class(_DECORATOR, "@fixed\n", "class MambaManager(SingleTypeKVCacheManager):"),
         "fixed-elsewhere",
     ),
-    "fix as a subclass of that name": Tree(
+    "fix as a subclass of that name": ChangedRelease(
         behind_class(f"class MambaManager(MambaManager):\n{BY_HAND}"), "fixed-elsewhere"
     ),
-    "half: what nobody uses": Tree(lambda site: series(site, 0), "patched"),
-    "half: no declaration": Tree(lambda site: series(site, 1), "drifted"),
-    "half: no clean-up": Tree(in_class(WITHOUT_CLEAN_UP), "drifted"),
-    "half: base class alone, no clean-up": Tree(
+    "half: what nobody uses": ChangedRelease(lambda site: series(site, 0), "patched"),
+    "half: no declaration": ChangedRelease(lambda site: series(site, 1), "drifted"),
+    "half: no clean-up": ChangedRelease(in_class(WITHOUT_CLEAN_UP), "drifted"),
+    "half: base class alone, no clean-up": ChangedRelease(
         in_base,
         "drifted",
     ),
-    "half: no clean-up, at module level": Tree(
+    "half: no clean-up, at module level": ChangedRelease(
         behind_class(f"{as_function(WITHOUT_CLEAN_UP)}\n{_ASSIGN}"), "drifted"
     ),
-    "a changed method": Tree(edit(LINE, LINE.replace("request_id", "str(request_id)")), "drifted"),
-    "a changed method, allowed": Tree(
+    "a changed method": ChangedRelease(
+        edit(LINE, LINE.replace("request_id", "str(request_id)")), "drifted"
+    ),
+    "a changed method, allowed": ChangedRelease(
         edit(LINE, LINE.replace("request_id", "str(request_id)")), "patched", allow_drift="true"
     ),
-    "other arguments, allowed": Tree(
+    "other arguments, allowed": ChangedRelease(
         in_class(
             "\n    def _remove_blocks_in_range("
             "self, request_id, first_block, last_block, why=''):\n"
@@ -193,8 +201,8 @@ TREES = {
         "drifted",
         allow_drift="1",
     ),
-    "native without its method": Tree(
+    "native without its method": ChangedRelease(
         behind_class("del MambaManager._remove_blocks_in_range"), "drifted", NATIVE
     ),
-    "latent with the callers of 0.26.0": Tree(hand_picked_basis, "drifted", LATENT),
+    "latent with the callers of 0.26.0": ChangedRelease(hand_picked_basis, "drifted", LATENT),
 }

@@ -26,7 +26,7 @@ _NOTE = re.compile(r"<!-- ([\w ]+): (.+?) -->")
 
 
 @dataclass(frozen=True)
-class Block:
+class CodeBlock:
     """One command block of a page."""
 
     page: str
@@ -60,14 +60,14 @@ def pages() -> list[Path]:
     ]
 
 
-def blocks() -> Iterator[Block]:
+def blocks() -> Iterator[CodeBlock]:
     """Every command block of every page."""
     for page in pages():
         text = page.read_text()
         for found in _FENCE.finditer(text):
             indent = found["indent"]
             lines = [line.removeprefix(indent) for line in found["text"].splitlines(keepends=True)]
-            yield Block(
+            yield CodeBlock(
                 page.relative_to(ROOT).as_posix(),
                 text.count("\n", 0, found.start("indent")) + 1,
                 found["kind"],

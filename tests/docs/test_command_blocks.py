@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docs.blocks import Block, Shell, bare_fences, blocks, fences
+from tests.docs.blocks import CodeBlock, Shell, bare_fences, blocks, fences
 
 ALL = list(blocks())
 RUN = [block for block in ALL if "not run" not in block.notes]
@@ -28,14 +28,14 @@ def test_pages_name_no_other_language_for_commands() -> None:
 
 
 @pytest.mark.parametrize("block", [b for b in RUN if b.kind == "sh"], ids=lambda b: b.id)
-def test_commands_end_as_the_page_says(block: Block, shell: Shell) -> None:
+def test_commands_end_as_the_page_says(block: CodeBlock, shell: Shell) -> None:
     for line in block.text.splitlines():
         done = shell(line, block.vllm)
         assert done.returncode == block.exit, f"{line}\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("block", [b for b in RUN if b.kind == "console"], ids=lambda b: b.id)
-def test_output_is_that_on_the_page(block: Block, shell: Shell) -> None:
+def test_output_is_that_on_the_page(block: CodeBlock, shell: Shell) -> None:
     command, _, output = block.text.partition("\n")
     done = shell(command.removeprefix("$ "), block.vllm)
     assert done.returncode == block.exit, done.stderr

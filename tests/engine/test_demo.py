@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tools.engine.demo import CASES, REQUEST, TIGHT, Case, judge
+from tools.engine.demo import CASES, REQUEST, TIGHT, DemoRow, judge
 from tools.engine.harness import Answer, EngineRun, EngineStep
 
-STOCK, PATCHED, STOCK_TIGHT = Case(1, None, False), Case(1, None, True), Case(1, TIGHT, False)
+STOCK, PATCHED, STOCK_TIGHT = (
+    DemoRow(1, None, False),
+    DemoRow(1, None, True),
+    DemoRow(1, TIGHT, False),
+)
 
 
-def a_run(case: Case) -> EngineRun:
+def a_run(case: DemoRow) -> EngineRun:
     held = case.bound if case.patched else 18
     rolled_back = int(bool(case.pool) and not case.patched)
     return EngineRun(
@@ -32,11 +36,11 @@ def a_run(case: Case) -> EngineRun:
 
 
 @pytest.fixture
-def runs() -> dict[Case, EngineRun]:
+def runs() -> dict[DemoRow, EngineRun]:
     return {case: a_run(case) for case in CASES}
 
 
-def test_all_well_is_no_problem(runs: dict[Case, EngineRun]) -> None:
+def test_all_well_is_no_problem(runs: dict[DemoRow, EngineRun]) -> None:
     assert list(judge(runs)) == []
 
 
@@ -55,7 +59,7 @@ def test_all_well_is_no_problem(runs: dict[Case, EngineRun]) -> None:
     ],
 )
 def test_each_problem_is_named(
-    case: Case, changed: dict[str, object], sentence: str, runs: dict[Case, EngineRun]
+    case: DemoRow, changed: dict[str, object], sentence: str, runs: dict[DemoRow, EngineRun]
 ) -> None:
     runs[case] = replace(runs[case], **changed)  # type: ignore[arg-type]
     (problem,) = judge(runs)

@@ -27,7 +27,7 @@ TURNS = Workload(
 )
 
 
-def test_the_next_turn_is_found_in_the_cache_and_answered_as_without(
+def test_next_turn_hits_the_cache_and_the_answer_is_the_same(
     stock: Measure, patched: Measure, kept: Measure
 ) -> None:
     sides = [measure(TURNS) for measure in (stock, patched, kept)]
@@ -41,7 +41,7 @@ def test_the_next_turn_is_found_in_the_cache_and_answered_as_without(
 
 @pytest.mark.parametrize("lag", [1, 2])
 @pytest.mark.parametrize("work", [BUSY, BUSY_TIGHT], ids=["ample", "tight"])
-def test_answers_on_a_poisoned_pool_are_those_of_a_pool_that_reuses_nothing(
+def test_answers_on_a_poisoned_pool_equal_those_without_reuse(
     work: Workload, lag: int, stock: Measure
 ) -> None:
     expected = stock(replace(BUSY, lag=lag))

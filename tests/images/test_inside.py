@@ -17,7 +17,7 @@ from vllm_mamba_retire.images.engine import Engine
 from vllm_mamba_retire.images.inspection import Inspection, inspect
 from vllm_mamba_retire.releases import load_matrix
 
-Build = Callable[..., str]
+BuildImage = Callable[..., str]
 TABLE = Path(__file__).parents[2] / "compat_matrix.yaml"
 INSIDE = [
     "--engine=podman",
@@ -43,7 +43,7 @@ def inspected(live: str) -> Inspection:
     return inspect(*Engine("podman").read(live))
 
 
-def test_live_release_leaks_and_the_installed_package_takes_effect(
+def test_live_release_leaks_and_the_installed_package_fixes_it(
     live_outcome: images.ImageResult,
 ) -> None:
     assert (live_outcome.state, live_outcome.says.split(";")[0]) == (
@@ -102,7 +102,9 @@ def test_each_thing_that_is_wrong_is_a_failure(
     assert said in images.judge(inspected, changed(inside, *path, to=to))
 
 
-def test_image_that_breaks_inside_is_a_failure_with_its_message(live: str, derived: Build) -> None:
+def test_image_that_breaks_inside_is_a_failure_with_its_message(
+    live: str, derived: BuildImage
+) -> None:
     site = "/usr/local/lib/python3.11/dist-packages"
     image = derived(f"FROM {live}", f"RUN echo 'raise RuntimeError(42)' > {site}/vllm/__init__.py")
     (outcome,) = images.main([f"--image={image}", *INSIDE])
@@ -124,7 +126,7 @@ def test_container_that_does_not_start_is_a_failure(inspected: Inspection) -> No
     ],
     ids=["no engine", "not there", "not pulled"],
 )
-def test_what_cannot_run_is_skipped_and_fails_where_it_is_required(
+def test_image_that_cannot_run_is_skipped_or_fails_if_required(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes = images.main(arguments)
@@ -135,7 +137,9 @@ def test_what_cannot_run_is_skipped_and_fails_where_it_is_required(
     assert images.failed(outcomes, [*arguments, "--require"])
 
 
-def test_image_for_another_machine_is_skipped(live: str, derived: Build, tmp_path: Path) -> None:
+def test_image_for_another_machine_is_skipped(
+    live: str, derived: BuildImage, tmp_path: Path
+) -> None:
     # The first bytes of an ELF file for arm64 stand in for its Python.
     header = b"\x7fELF\x02\x01\x01" + bytes(11) + (183).to_bytes(2, "little") + bytes(44)
     (tmp_path / "python3.11").write_bytes(header)

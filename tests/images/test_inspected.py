@@ -18,7 +18,7 @@ from vllm_mamba_retire.cli import app
 from vllm_mamba_retire.images.engine import LABEL
 from vllm_mamba_retire.releases import Matrix
 
-Build = Callable[..., str]
+BuildImage = Callable[..., str]
 Podman = Callable[..., str]
 SITE = "/usr/local/lib/python3.11/dist-packages"
 WHERE = "import importlib.util as u; print(u.find_spec('vllm').origin)"
@@ -63,7 +63,7 @@ def test_mounted_root_gives_the_verdict_of_the_engine(live: str, podman: Podman)
         assert from_root[name] == from_engine[name], name
 
 
-def test_file_deleted_in_a_later_layer_is_gone(live: str, derived: Build) -> None:
+def test_file_deleted_in_a_later_layer_is_gone(live: str, derived: BuildImage) -> None:
     code, data = inspected(derived(f"FROM {live}", f"RUN rm -r {SITE}/vllm/v1/core"))
     assert (code, data["reason"]) == (1, "failed")
     assert "single_type_kv_cache_manager.py does not exist" in data["sentence"]
@@ -121,7 +121,7 @@ def several(
     ],
 )
 def test_verdict_is_on_the_vllm_that_a_container_imports(
-    several: str, derived: Build, podman: Podman, lines: tuple[str, ...], is_other: bool
+    several: str, derived: BuildImage, podman: Podman, lines: tuple[str, ...], is_other: bool
 ) -> None:
     image = derived(f"FROM {several}", *lines)
     imported = podman("run", "--rm", image).strip()
@@ -132,7 +132,7 @@ def test_verdict_is_on_the_vllm_that_a_container_imports(
     assert (code, data["reason"]) == expected[data["vllm"]["version"]]
 
 
-def test_command_that_cannot_be_followed(live: str, native: str, derived: Build) -> None:
+def test_command_that_cannot_be_followed(live: str, native: str, derived: BuildImage) -> None:
     second = f"COPY --from={native} {SITE}/vllm /opt/other/vllm"
     command = 'ENTRYPOINT ["sh", "-c", "python3 -m vllm.entrypoints.openai.api_server"]'
     code, data = inspected(derived(f"FROM {live}", second, command), "--engine=podman")
@@ -141,7 +141,7 @@ def test_command_that_cannot_be_followed(live: str, native: str, derived: Build)
     assert f"{SITE}/vllm" in data["sentence"]
 
 
-def test_every_file_of_a_site_folder_is_a_link(live: str, derived: Build) -> None:
+def test_every_file_of_a_site_folder_is_a_link(live: str, derived: BuildImage) -> None:
     moved = f"mkdir /cache && mv {SITE}/vllm {SITE}/vllm-0.29.0+cpu.dist-info /cache"
     for how in ("--symbolic-link", "--link"):
         # A folder of its own file system layer: podman exports names of one file as hard links.
@@ -182,7 +182,7 @@ def test_signal_leaves_nothing_behind(
     ids=["no vllm", "no python", "link out of the root"],
 )
 def test_image_that_cannot_serve(
-    live: str, derived: Build, lines: tuple[str, ...], told: str
+    live: str, derived: BuildImage, lines: tuple[str, ...], told: str
 ) -> None:
     code, data = inspected(derived(*(line.format(live=live) for line in lines)), "--engine=podman")
     assert code == 2

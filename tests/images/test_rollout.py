@@ -28,7 +28,7 @@ START = (
 )
 
 Podman = Callable[..., str]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+RunCommand = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module", params=["live", "native"])
@@ -46,7 +46,7 @@ def image(
 
 
 @pytest.fixture
-def run(image: str) -> Run:
+def run(image: str) -> RunCommand:
     def in_container(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [
@@ -72,19 +72,19 @@ def environment() -> dict[str, str]:
     return {pair["name"]: pair["value"] for pair in pod()["containers"][0]["env"]}
 
 
-def test_look_at_the_image_is_fine(run: Run, image: str) -> None:
+def test_look_at_the_image_is_fine(run: RunCommand, image: str) -> None:
     done = run(pod()["initContainers"][0]["command"], **environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("native" if "native" in image else "patched") in done.stdout
 
 
-def test_look_at_the_image_finds_a_plugin_list_without_us(run: Run) -> None:
+def test_look_at_the_image_finds_a_plugin_list_without_us(run: RunCommand) -> None:
     done = run(pod()["initContainers"][0]["command"], **environment(), VLLM_PLUGINS="lora")
     assert done.returncode == 1
     assert "VLLM_PLUGINS=lora does not list this package" in done.stdout
 
 
-def test_startup_probe_fails_until_the_server_answers(run: Run) -> None:
+def test_startup_probe_fails_until_the_server_answers(run: RunCommand) -> None:
     command = list(pod()["containers"][0]["startupProbe"]["exec"]["command"])
     assert run(command, **environment()).returncode != 0
     serving = (
@@ -95,12 +95,12 @@ def test_startup_probe_fails_until_the_server_answers(run: Run) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_fresh_process_is_patched_by_the_installed_package(run: Run, image: str) -> None:
+def test_fresh_process_is_patched_by_the_installed_package(run: RunCommand, image: str) -> None:
     done = run(["python3", "-c", START], **environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == ("native" if "native" in image else "patched")
 
 
-def test_backing_out_by_environment(run: Run) -> None:
+def test_backing_out_by_environment(run: RunCommand) -> None:
     done = run(["python3", "-c", START], MAMBA_RETIRE="off")
     assert done.stdout.splitlines()[-1] == "None"

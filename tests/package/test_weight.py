@@ -35,7 +35,7 @@ def test_importing_it_loads_itself_and_nothing_else() -> None:
     assert _loaded("import __future__, vllm_mamba_retire") - {"__future__"} == own
 
 
-def test_vllms_plugin_loader_gets_no_command_line_and_nothing_heavy() -> None:
+def test_plugin_loader_imports_neither_cli_nor_heavy_modules() -> None:
     loaded = _loaded("from vllm_mamba_retire.plugin import register; register()")
     assert "vllm_mamba_retire.plugin" in loaded
     assert not _roots(loaded) & (COMMAND_LINE | HEAVY)

@@ -153,9 +153,7 @@ def test_tree_that_cannot_be_probed_is_taken_back(tmp_path: Path, cli: Cli):
     [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL],
     ids=lambda ending: ending.name,
 )
-def test_signal_while_it_probes_leaves_the_tree_as_it_was_and_no_child(
-    ending: signal.Signals, tmp_path: Path
-):
+def test_signal_during_the_probe_leaves_tree_and_no_child(ending: signal.Signals, tmp_path: Path):
     site = files_only(RELEASE, tmp_path / "site")
     # A vLLM that is never done importing, and says when it has begun.
     begun = tmp_path / "begun"
@@ -191,7 +189,7 @@ def test_signal_while_it_probes_leaves_the_tree_as_it_was_and_no_child(
     assert snapshot(site) == before
 
 
-def test_probe_runs_the_new_text_and_not_what_is_on_disk_or_compiled(tmp_path: Path):
+def test_probe_runs_the_new_text_not_the_file_or_its_bytecode(tmp_path: Path):
     site = importable(RELEASE, tmp_path / "site")
     tree = read_tree(site, MATRIX)
     assert tree.patched is not None
@@ -212,7 +210,7 @@ def test_version_string_does_not_make_a_leak_fine(version: str, tmp_path: Path, 
     assert "foreign change" in told.stderr
 
 
-def test_what_an_earlier_run_left_says_nothing_about_a_fixed_release(tmp_path: Path, cli: Cli):
+def test_a_fixed_release_ignores_a_state_file_left_behind(tmp_path: Path, cli: Cli):
     site = files_only("0.30.0", tmp_path / "site")
     clean = snapshot(site)
     # As the state file of a development version, which named the series of what was there then.

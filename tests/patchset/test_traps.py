@@ -215,7 +215,7 @@ def test_compiled_code_that_python_compares_may_belong_to_root(tree_of_a_user: P
     assert compiled.exists()
 
 
-def test_compiled_code_that_would_hide_the_fix_is_a_reason_to_refuse(tree_of_a_user: Path):
+def test_refused_if_compiled_code_would_hide_the_fix(tree_of_a_user: Path):
     compiled = compiled_code(tree_of_a_user, py_compile.PycInvalidationMode.UNCHECKED_HASH)
     before = snapshot(tree_of_a_user)
     done = apply_as_its_user(tree_of_a_user)
@@ -278,7 +278,7 @@ def test_full_disk_leaves_every_byte_and_no_litter(tmp_path: Path):
     assert done.stdout.split() == ["./vllm/_version.py", f"./{MANAGER}"]
 
 
-def test_file_that_cannot_be_replaced_is_left_alone_and_no_litter(tmp_path: Path):
+def test_file_that_cannot_be_replaced_is_unchanged_no_leftovers(tmp_path: Path):
     tree = files_only(RELEASE, tmp_path / "tree")
     before = snapshot(tree)
     mounted = in_own_mounts(
@@ -348,7 +348,7 @@ def test_cache_that_shares_the_file_is_not_patched_with_it(tmp_path: Path, cli: 
     assert sha256(cache.read_bytes()) == SERIES.sha256_before
 
 
-def test_of_two_trees_the_one_that_serves_is_patched_and_the_other_named(tmp_path: Path, cli: Cli):
+def test_of_two_trees_the_serving_one_is_patched_the_other_named(tmp_path: Path, cli: Cli):
     serving, other = (files_only(RELEASE, tmp_path / name) for name in ("serving", "other"))
     for site in (serving, other):
         (site / "vllm/__init__.py").write_text("")
@@ -400,7 +400,7 @@ def pip(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_wheel_record_that_no_longer_matches_is_said_and_what_pip_makes_of_it(installed, cli: Cli):
+def test_apply_warns_that_the_wheels_record_no_longer_matches(installed, cli: Cli):
     python, site, wheel = installed
     applied = cli("apply", "--target", site, "--yes", "--no-probe", "--json")
     (note,) = json.loads(applied.stdout)["notes"]

@@ -112,7 +112,7 @@ def test_an_actor_is_a_worker_with_its_own_verdict(cluster: Cluster, actors: lis
     assert entries[actors[1]].verdict is None
 
 
-def test_a_node_without_the_package_says_so_and_the_others_still_answer(
+def test_node_without_the_package_is_reported_others_answer(
     cluster: Cluster, actors: list[int]
 ) -> None:
     cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": _WITHOUT_PACKAGE})

@@ -105,7 +105,7 @@ def test_other_processes_are_not_taken_for_one(judge: Judge, title: str) -> None
     assert judge(title) == []
 
 
-def test_an_engine_core_in_its_clients_process_is_found_by_what_it_has_loaded(
+def test_an_in_process_engine_core_is_found_by_its_loaded_files(
     judge: Judge,
 ) -> None:
     assert len(judge("python", VLLM_ENABLE_V1_MULTIPROCESSING="0")) == 1
@@ -133,9 +133,7 @@ def test_the_sentence_says_why(
 
 
 @pytest.mark.about(Status.LIVE)
-def test_started_before_the_install_is_told_from_the_files_beside_its_vllm(
-    judge: Judge, served: Path
-) -> None:
+def test_a_process_older_than_the_install_is_recognised(judge: Judge, served: Path) -> None:
     (before,) = judge()
     assert "before this package was installed" not in before.sentence
     time.sleep(0.1)  # a process's start is known to a hundredth of a second
@@ -146,16 +144,14 @@ def test_started_before_the_install_is_told_from_the_files_beside_its_vllm(
 
 
 @pytest.mark.about(Status.LIVE)
-def test_without_the_package_beside_its_vllm_it_says_where_to_install_it(
-    judge: Judge, served: Path
-) -> None:
+def test_a_vllm_without_the_package_names_where_to_install_it(judge: Judge, served: Path) -> None:
     shutil.rmtree(served.parent / "vllm_mamba_retire-0.1.0.dist-info")
     (core,) = judge()
     assert core.finding
     assert "not installed beside vLLM" in core.sentence
 
 
-def test_a_vllm_changed_after_the_start_is_not_what_the_process_runs(
+def test_a_vllm_changed_after_the_start_is_not_what_runs(
     judge: Judge, served: Path, release: str, status: Status
 ) -> None:
     """An upgrade or the series on disk, without a restart: the old code still runs."""

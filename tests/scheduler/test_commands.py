@@ -64,7 +64,7 @@ def test_plan_gets_the_field_report_out_of_a_model_and_its_flags(
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
-def test_plan_tells_what_a_roll_back_costs_in_the_servers_own_pool(
+def test_plan_shows_the_cost_of_a_roll_back_in_the_servers_pool(
     release: str, status: Status
 ) -> None:
     """The whole prompt where checkpoints of a running prompt are not kept, else little or none."""
@@ -125,7 +125,7 @@ def test_a_drafter_makes_states_larger_and_more(model: Path) -> None:
     assert document["fixed"]["states"] == 3 + 2 + 1
 
 
-def test_a_budget_that_vllm_would_choose_by_gpu_is_told_as_an_assumption(model: Path) -> None:
+def test_a_budget_that_depends_on_the_gpu_is_an_assumption(model: Path) -> None:
     result = _invoke("plan", "--json", "--no-replay", "--model", str(model), "--", *FLAGS)
     budget = json.loads(result.stdout)["deployment"]["budget"]
     assert budget["from"] == "vLLM's default without a GPU"

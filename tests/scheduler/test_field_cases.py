@@ -20,7 +20,7 @@ def test_a_case_gives_its_figures(
     assert differences(any_case, replays[any_case.id], sides=sides) == []
 
 
-def test_every_geometry_from_the_field_has_figures_for_every_live_release(
+def test_every_field_geometry_has_figures_for_every_live_release(
     field_case: Case, release: str, status: Status
 ) -> None:
     assert field_case.holds_on(release) or status is Status.NATIVE
@@ -55,7 +55,7 @@ def test_only_what_leaks_differs_between_the_sides(
         assert (pair.stock.steps != pair.fixed.steps) is leaks
 
 
-def test_the_fix_keeps_the_bound_and_stock_breaks_it_where_it_leaks(
+def test_the_fix_keeps_the_bound_and_leaking_stock_breaks_it(
     field_case: Case, replays: Replays, status: Status
 ) -> None:
     for pair in replays[field_case.id]:

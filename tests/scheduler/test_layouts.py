@@ -87,7 +87,7 @@ def test_groups_are_those_the_release_makes(
     assert found["block"] % 16 == 0
 
 
-def test_a_block_holds_a_state_and_a_page_for_each_layer_of_a_group(
+def test_a_block_holds_a_state_and_a_page_per_layer_of_a_group(
     layouts: dict[str, Any],
 ) -> None:
     config = json.loads((MODELS / "qwen3-next.json").read_text())

@@ -25,7 +25,7 @@ def test_without_pressure_the_hits_are_the_same(replays: Replays) -> None:
     assert pair.fixed.hit_tokens > 0
 
 
-def test_a_prefix_that_only_the_leak_kept_alive_is_lost_with_the_fix(
+def test_a_prefix_kept_only_by_the_leak_is_lost_with_the_fix(
     replays: Replays, status: Status
 ) -> None:
     (pair,) = replays["unpinned-states-are-evicted"]
@@ -41,7 +41,7 @@ def test_the_next_turn_finds_the_state_that_the_fix_alone_loses(replays: Replays
         assert replayed.kept.hit_tokens == 100_352
 
 
-def test_the_number_of_prompts_that_evict_a_state_is_the_one_that_plan_tells() -> None:
+def test_plan_predicts_how_many_prompts_evict_a_state() -> None:
     prompt, pool = 40_000, 240
     told = Geometry(1568, 4096, groups=3).prompts_until_evicted(pool, prompt)
     assert told > 2

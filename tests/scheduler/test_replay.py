@@ -80,7 +80,7 @@ def test_every_request_ends_and_every_token_is_computed_once(pairs: dict[str, Co
             assert least <= run.scheduled_tokens <= least + len(arrivals)
 
 
-def test_requests_arrive_at_their_step_or_behind_the_one_they_wait_for(
+def test_requests_arrive_at_their_step_or_after_another_request(
     pairs: dict[str, Comparison],
 ) -> None:
     run = pairs["pair"].fixed
@@ -90,7 +90,7 @@ def test_requests_arrive_at_their_step_or_behind_the_one_they_wait_for(
     assert {step.running + step.waiting for step in waiting.steps} <= {0, 1}
 
 
-def test_nobody_waits_for_a_step_that_no_running_request_will_reach(
+def test_no_request_waits_for_a_step_that_is_never_reached(
     pairs: dict[str, Comparison],
 ) -> None:
     assert len(pairs["late"].fixed.steps) < 100

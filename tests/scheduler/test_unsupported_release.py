@@ -48,7 +48,7 @@ def without(name: str, release: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", REPLAY_USES)
-def test_a_replay_names_the_release_what_it_lacks_and_the_newest_known(
+def test_replay_error_names_the_release_and_the_missing_part(
     name: str, release: str, trees: Path, tmp_path: Path, matrix: Matrix
 ) -> None:
     tree = without(name, trees / release, tmp_path / "site")

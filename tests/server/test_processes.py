@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import vllm_mamba_retire
-from tests.server.serving import ENGINE, Running, Server, eventually, prompt
+from tests.server.servers import ENGINE, Running, Server, eventually, prompt
 from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.verdict import Reason
 
@@ -58,7 +58,7 @@ def needs_the_fix(status: Status) -> bool:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_an_engine_core_of_its_own_has_its_own_record_and_counts_what_it_freed(
+def test_a_separate_engine_core_has_its_own_record_and_counters(
     tmp_path: Path, needs_the_fix: bool, method: str
 ) -> None:
     with Application(
@@ -85,9 +85,7 @@ def test_an_engine_core_of_its_own_has_its_own_record_and_counts_what_it_freed(
         assert not running.survey().finding
 
 
-def test_an_engine_core_inside_the_application_is_one_process_with_one_record(
-    tmp_path: Path, needs_the_fix: bool
-) -> None:
+def test_an_in_process_engine_core_has_one_record(tmp_path: Path, needs_the_fix: bool) -> None:
     with Application(tmp_path, VLLM_ENABLE_V1_MULTIPROCESSING="0") as running:
         running.wait()
         engine = eventually(
@@ -137,9 +135,7 @@ def test_an_engine_core_started_before_the_install_is_found(
         assert ("before this package was installed" in core.sentence) == needs_the_fix
 
 
-def test_a_record_kept_elsewhere_is_a_finding_that_names_the_variable(
-    tmp_path: Path, needs_the_fix: bool
-) -> None:
+def test_a_record_in_another_folder_is_a_finding(tmp_path: Path, needs_the_fix: bool) -> None:
     with Application(tmp_path) as running:
         running.wait()
         assert running.survey().without_record == []
@@ -167,7 +163,7 @@ def test_data_parallel_ranks_have_a_record_each(tmp_path: Path, needs_the_fix: b
         assert not server.survey().finding
 
 
-def test_with_several_api_servers_the_metrics_of_each_process_are_served_once(
+def test_several_api_servers_serve_the_metrics_of_a_process_once(
     tmp_path: Path, needs_the_fix: bool
 ) -> None:
     """vLLM then serves no registry of a process but the files that its processes write."""

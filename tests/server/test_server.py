@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.server.serving import BLOCKS, BUDGET, PATIENCE, Server, eventually, prompt
+from tests.server.servers import BLOCKS, BUDGET, PATIENCE, Server, eventually, prompt
 from vllm_mamba_retire.releases import Status
 from vllm_mamba_retire.verdict import Reason
 
@@ -31,7 +31,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @dataclass
-class Seen:
+class PromptMetrics:
     """One cold prompt as the client and ``/metrics`` see it.
 
     `usage` is the most of the pool that was in use, as a fraction.
@@ -44,15 +44,15 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(stock: Server, patched: Server) -> dict[str, Seen]:
+def seen(stock: Server, patched: Server) -> dict[str, PromptMetrics]:
     """The same cold prompt, streamed from both."""
     return {"stock": _watch(stock), "patched": _watch(patched)}
 
 
-def _watch(server: Server) -> Seen:
+def _watch(server: Server) -> PromptMetrics:
     with server.sampled("kv_cache_usage_perc") as usage:
         tokens = [token for piece in server.stream(LONG) for token in piece]
-    return Seen(
+    return PromptMetrics(
         tokens,
         max(usage),
         server.metric("num_preemptions_total"),
@@ -66,13 +66,13 @@ def leaks(status: Status) -> bool:
     return status is Status.LIVE
 
 
-def test_both_generate_the_same_tokens(seen: dict[str, Seen]) -> None:
+def test_both_generate_the_same_tokens(seen: dict[str, PromptMetrics]) -> None:
     assert len(seen["patched"].tokens) == 8
     assert seen["patched"].tokens == seen["stock"].tokens
 
 
 def test_the_output_depends_on_what_earlier_chunks_computed(
-    seen: dict[str, Seen], patched: Server
+    seen: dict[str, PromptMetrics], patched: Server
 ) -> None:
     """Without this, "the same tokens" would say nothing about states."""
     last_chunk = len(LONG) % BUDGET
@@ -80,7 +80,9 @@ def test_the_output_depends_on_what_earlier_chunks_computed(
     assert patched.complete(other) != seen["patched"].tokens
 
 
-def test_the_same_prompt_again_is_a_prefix_hit(seen: dict[str, Seen], patched: Server) -> None:
+def test_the_same_prompt_again_is_a_prefix_hit(
+    seen: dict[str, PromptMetrics], patched: Server
+) -> None:
     """Its answer is compared in the engine lane. Not here: behind a server on a CPU, stock vLLM and
     0.30.0 alike, with scheduling ahead or without, answer a hit differently from a cold prompt."""
     patched.complete(LONG)
@@ -89,15 +91,15 @@ def test_the_same_prompt_again_is_a_prefix_hit(seen: dict[str, Seen], patched: S
     assert patched.metric("prefix_cache_hits_total") > hits
 
 
-def test_metrics_show_the_roll_backs_of_stock_and_none_when_patched(
-    seen: dict[str, Seen], leaks: bool
+def test_metrics_show_roll_backs_on_stock_and_none_when_patched(
+    seen: dict[str, PromptMetrics], leaks: bool
 ) -> None:
     assert (seen["stock"].preemptions > 0) == leaks
     assert seen["patched"].preemptions == 0
 
 
 def test_metrics_show_a_full_pool_on_stock_and_room_when_patched(
-    seen: dict[str, Seen], leaks: bool
+    seen: dict[str, PromptMetrics], leaks: bool
 ) -> None:
     # 35 attention blocks of the prompt, and per Mamba group two states and one for the lag.
     needed = (35 + 3 * 3) / (BLOCKS - 1)
@@ -105,12 +107,12 @@ def test_metrics_show_a_full_pool_on_stock_and_room_when_patched(
     assert (seen["stock"].usage > 0.9) == leaks
 
 
-def test_the_client_is_told_the_same_prompt_tokens(seen: dict[str, Seen]) -> None:
+def test_the_client_is_told_the_same_prompt_tokens(seen: dict[str, PromptMetrics]) -> None:
     assert seen["stock"].prompt_tokens == seen["patched"].prompt_tokens == len(LONG)
 
 
 def test_every_process_has_a_record_and_the_engine_core_counts(
-    seen: dict[str, Seen], patched: Server, leaks: bool
+    seen: dict[str, PromptMetrics], patched: Server, leaks: bool
 ) -> None:
     verdict = Reason.PATCHED if leaks else Reason.NATIVE
     by_role = {entry.role: entry for entry in patched.entries()}
@@ -129,8 +131,8 @@ def test_every_process_has_a_record_and_the_engine_core_counts(
         )
 
 
-def test_metrics_carry_every_process_once_and_what_the_engine_core_freed(
-    seen: dict[str, Seen], patched: Server, leaks: bool
+def test_metrics_have_each_process_once_and_the_states_freed(
+    seen: dict[str, PromptMetrics], patched: Server, leaks: bool
 ) -> None:
     verdict = "patched" if leaks else "native"
     counted = {s.labels["role"]: s for s in patched.own_metrics() if s.name.endswith("_info")}
@@ -157,7 +159,7 @@ def test_metrics_carry_nothing_where_the_package_is_off(stock: Server) -> None:
     assert stock.metric("prompt_tokens_total") > 0  # control: the others are there
 
 
-def test_vllm_exposes_what_the_alerts_and_the_dashboard_show_beside_ours(patched: Server) -> None:
+def test_vllm_exposes_its_metrics_that_alerts_and_dashboard_use(patched: Server) -> None:
     deploy = Path(__file__).parents[2] / "docs" / "deploy"
     texts = [(deploy / name).read_text() for name in ("alerts.yaml", "dashboard.json")]
     named = {name for text in texts for name in re.findall(r"vllm:[a-z_]+", text)}
@@ -165,7 +167,9 @@ def test_vllm_exposes_what_the_alerts_and_the_dashboard_show_beside_ours(patched
     assert named <= {sample.name for sample in patched.scrape()}
 
 
-def test_a_broken_record_costs_its_own_metrics_only(seen: dict[str, Seen], patched: Server) -> None:
+def test_a_broken_record_costs_its_own_metrics_only(
+    seen: dict[str, PromptMetrics], patched: Server
+) -> None:
     before = {s.labels["pid"] for s in patched.own_metrics()}
     worker = next(entry for entry in patched.entries() if entry.role == "worker")
     (path,) = patched.records.glob(f"{worker.pid}-*.json")
@@ -182,9 +186,7 @@ def test_nothing_runs_unpatched_beside_a_patched_server(patched: Server) -> None
     assert not patched.survey().finding
 
 
-def test_an_engine_core_told_to_do_nothing_is_reported_but_no_finding(
-    stock: Server, leaks: bool
-) -> None:
+def test_an_engine_core_that_is_off_is_reported_but_no_finding(stock: Server, leaks: bool) -> None:
     seen = stock.survey()
     assert [entry.role for entry in seen.processes] == []
     (core,) = seen.without_record
@@ -192,9 +194,7 @@ def test_an_engine_core_told_to_do_nothing_is_reported_but_no_finding(
     assert not seen.finding
 
 
-def test_clients_that_vanish_in_the_middle_of_a_prefill_leave_nothing_behind(
-    stock: Server, patched: Server
-) -> None:
+def test_clients_lost_during_a_prefill_leave_nothing_behind(stock: Server, patched: Server) -> None:
     answers = []
     for server in (stock, patched):
         for seed in (11, 12):
@@ -212,9 +212,7 @@ def test_a_stream_left_half_read_leaves_nothing_behind(patched: Server) -> None:
 
 
 @pytest.mark.parametrize("grace", [0, 60])
-def test_a_server_stopped_in_the_middle_of_a_prefill_ends_and_takes_its_records_along(
-    tmp_path: Path, grace: int
-) -> None:
+def test_a_server_stopped_during_a_prefill_removes_its_records(tmp_path: Path, grace: int) -> None:
     with Server(tmp_path, f"--shutdown-timeout={grace}") as server:
         server.wait()
         family = server.family()

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 @dataclass
-class Seen:
+class StepStates:
     """One scheduled step: tokens, and per block of the Mamba table whether it holds a state."""
 
     tokens: int
@@ -61,9 +61,9 @@ def _name(node: ast.stmt) -> str | None:
     return getattr(node, "name", None)
 
 
-def _drive(name: str, case: Any, mode: str, table: dict[str, Any]) -> list[Seen]:
+def _drive(name: str, case: Any, mode: str, table: dict[str, Any]) -> list[StepStates]:
     """What the release's scheduler does with one case of the table."""
-    seen: list[Seen] = []
+    seen: list[StepStates] = []
     with _observed(seen):
         replay(
             Scenario(
@@ -82,7 +82,7 @@ def _drive(name: str, case: Any, mode: str, table: dict[str, Any]) -> list[Seen]
 class _observed:  # noqa: N801
     """Looks at the first Mamba group's table after every allocation, where upstream looks too."""
 
-    def __init__(self, seen: list[Seen]) -> None:
+    def __init__(self, seen: list[StepStates]) -> None:
         self.seen = seen
 
     def __enter__(self) -> None:
@@ -96,7 +96,7 @@ class _observed:  # noqa: N801
         ) -> Any:
             result = original(manager, request, tokens, *rest, **named)
             table = manager.coordinator.single_type_managers[0].req_to_blocks[request.request_id]
-            seen.append(Seen(tokens, [int(not block.is_null) for block in table]))
+            seen.append(StepStates(tokens, [int(not block.is_null) for block in table]))
             return result
 
         self.owner.allocate_slots = allocate_slots
@@ -105,9 +105,9 @@ class _observed:  # noqa: N801
         self.owner.allocate_slots = self.original
 
 
-def _compare(case: Any, seen: list[Seen]) -> Iterator[dict[str, Any]]:
+def _compare(case: Any, seen: list[StepStates]) -> Iterator[dict[str, Any]]:
     for index, action in enumerate(case.step_actions):
-        expected = Seen(action.num_scheduled_tokens, action.kv_cache_block_ids)
+        expected = StepStates(action.num_scheduled_tokens, action.kv_cache_block_ids)
         got = seen[index] if index < len(seen) else None
         if got != expected:
             yield {

@@ -72,7 +72,7 @@ def test_the_fix_changes_exactly_the_step_that_upstream_changed(
 
 
 @pytest.mark.about(Status.LIVE)
-def test_patched_holds_every_step_of_the_table_of_the_native_release(native: str) -> None:
+def test_patched_passes_every_step_of_the_native_releases_table(native: str) -> None:
     assert drive(native, patched=True) == {"steps": STEPS, "differences": []}
 
 

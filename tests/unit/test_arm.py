@@ -154,7 +154,7 @@ import vllm
     assert on_path(code).stdout == "asked\n"
 
 
-def test_a_manager_that_another_thread_is_importing_is_waited_for(on_path: Child) -> None:
+def test_a_manager_imported_by_another_thread_is_waited_for(on_path: Child) -> None:
     code = f"""
 import importlib, threading, time
 begun = threading.Event()
@@ -169,7 +169,7 @@ import vllm_mamba_retire as r
     assert done.stdout == "absent\n", done.stderr
 
 
-def test_a_manager_that_this_thread_is_importing_is_decided_on_when_complete(
+def test_a_manager_imported_by_this_thread_is_decided_later(
     on_path: Child,
 ) -> None:
     code = f"""
@@ -218,10 +218,10 @@ def test_a_package_imported_twice_watches_once_and_decides(on_path: Child, again
     assert done.stdout == "0\nabsent\n", done.stderr
 
 
-def test_a_vllm_process_loads_these_modules_and_none_of_the_operator_side(on_path: Child) -> None:
+def test_a_vllm_process_loads_only_the_listed_modules(on_path: Child) -> None:
     loaded = f"sorted(n for n in sys.modules if n.startswith('{PACKAGE}.'))"
     done = on_path(f"from {PACKAGE}.plugin import register\nregister()\n{IMPORT}print(*{loaded})")
-    here = set(LOADED) - {"metrics"}  # the API server's process loads it, too
+    here = set(LOADED) - {"prometheus"}  # the API server's process loads it, too
     assert done.stdout.split() == sorted(f"{PACKAGE}.{name}" for name in here), done.stderr
 
 

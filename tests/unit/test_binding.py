@@ -141,7 +141,7 @@ def test_a_class_without_the_methods_is_refused_untouched() -> None:
         lambda self, *blocks: None,
     ],
 )
-def test_a_method_that_takes_other_arguments_is_refused_untouched(theirs: Any) -> None:
+def test_a_method_with_another_signature_is_refused_untouched(theirs: Any) -> None:
     _, manager_class = hierarchy()
     manager_class._remove_blocks_in_range = theirs
     before = dict(vars(manager_class))
@@ -219,7 +219,7 @@ def test_the_range_goes_to_the_retirement_and_not_to_the_base() -> None:
     assert manager._num_retired_blocks == {"r": 2}
 
 
-def test_the_state_that_stock_frees_by_its_own_rule_is_not_counted_as_kept() -> None:
+def test_a_state_that_stock_frees_too_is_not_counted_as_kept() -> None:
     _, manager_class = hierarchy()
     done = binding.install(manager_class)
     manager = with_table(manager_class)
@@ -301,7 +301,7 @@ def test_what_answers_for_our_code_is_foreign() -> None:
     assert found == f"pop_blocks_for_free ({__name__}.{Wrapper.__qualname__})"
 
 
-def test_subclasses_that_stand_in_for_a_patched_method_are_found_at_any_depth() -> None:
+def test_overriding_subclasses_are_found_at_any_depth() -> None:
     _, manager_class = hierarchy()
     middle = type("Middle", (manager_class,), {"other": None, "__module__": "them"})
     deep = type("Deep", (middle,), {"pop_blocks_for_free": None, "__module__": "them"})

@@ -44,7 +44,7 @@ LIVE = Evidence(
 
 
 @dataclass
-class Case:
+class Decision:
     name: str
     seen: dict[str, Any]
     reason: Reason
@@ -57,41 +57,43 @@ UNLISTED = replace(LIVE, row=None, exact=False)
 INSTALLED = replace(LIVE, ours_installed=True, outcome=None)
 
 CASES = [
-    Case("live", {}, Reason.PATCHED, ("0.29.0", "retires")),
-    Case("off comes first", {"off": True, "target": None}, Reason.OFF, ("MAMBA_RETIRE=off",)),
-    Case("no vLLM", {"target": None}, Reason.NO_TARGET, ("cannot import vLLM",)),
-    Case("compiled", {"loaded_from": str(FILE.with_suffix(".pyc"))}, Reason.PATCHED),
-    Case(
+    Decision("live", {}, Reason.PATCHED, ("0.29.0", "retires")),
+    Decision("off comes first", {"off": True, "target": None}, Reason.OFF, ("MAMBA_RETIRE=off",)),
+    Decision("no vLLM", {"target": None}, Reason.NO_TARGET, ("cannot import vLLM",)),
+    Decision("compiled", {"loaded_from": str(FILE.with_suffix(".pyc"))}, Reason.PATCHED),
+    Decision(
         "two trees",
         {"loaded_from": "/other/vllm/manager.py"},
         Reason.CONFLICT,
         ("/site/vllm", "/other/vllm/manager.py", "one vLLM"),
     ),
-    Case(
+    Decision(
         "two trees, though ours is on",
         {"loaded_from": "/other/manager.py", "ours_installed": True},
         Reason.CONFLICT,
         ("one vLLM",),
     ),
-    Case("only looked at", {"loaded_from": None, "outcome": None}, Reason.PATCHED, ("a process",)),
+    Decision(
+        "only looked at", {"loaded_from": None, "outcome": None}, Reason.PATCHED, ("a process",)
+    ),
     # Our patch is on the class.
-    Case("installed", {}, Reason.PATCHED, ("retires",), INSTALLED),
-    Case("installed, no source", {"target": NO_SOURCE}, Reason.PATCHED, (), INSTALLED),
-    Case(
+    Decision("installed", {}, Reason.PATCHED, ("retires",), INSTALLED),
+    Decision("installed, no source", {"target": NO_SOURCE}, Reason.PATCHED, (), INSTALLED),
+    Decision(
         "installed, wrapped by others",
         {"foreign": "free (x.y)"},
         Reason.CONFLICT,
         ("free (x.y) was replaced",),
         INSTALLED,
     ),
-    Case(
+    Decision(
         "installed, wrapped by others, behaves",
         {"foreign": "free (x.y)", "outcome": Outcome.RETIRES},
         Reason.PATCHED,
         (),
         INSTALLED,
     ),
-    Case(
+    Decision(
         "installed, overridden below",
         {"subclass": "x.Sub.free"},
         Reason.CONFLICT,
@@ -99,141 +101,143 @@ CASES = [
         INSTALLED,
     ),
     # No source.
-    Case("no source", {"target": NO_SOURCE}, Reason.FAILED, ("FILE does not exist", "reinstall")),
-    Case(
+    Decision(
+        "no source", {"target": NO_SOURCE}, Reason.FAILED, ("FILE does not exist", "reinstall")
+    ),
+    Decision(
         "older than the manager",
         {"target": replace(NO_SOURCE, predates_align=True)},
         Reason.ABSENT,
         ("older than align mode",),
     ),
     # Patched on disk.
-    Case(
+    Decision(
         "series",
         {"series": "v0.29.0", "row": None, "outcome": Outcome.RETIRES},
         Reason.FIXED_ELSEWHERE,
         ("series v0.29.0",),
     ),
-    Case(
+    Decision(
         "series, only looked at",
         {"series": "v0.29.0", "row": None, "outcome": None},
         Reason.FIXED_ELSEWHERE,
         ("series v0.29.0",),
     ),
-    Case(
+    Decision(
         "series that does not behave",
         {"series": "v0.29.0", "row": None},
         Reason.DRIFTED,
         ("differs",),
     ),
     # A listed release.
-    Case("absent", {"row": row(Status.ABSENT)}, Reason.ABSENT, ("no align mode",)),
-    Case("latent", {"row": row(Status.LATENT)}, Reason.LATENT, ("does not reach",)),
-    Case("native", {}, Reason.NATIVE, ("carries the fix",), NATIVE),
-    Case("native, only looked at", {"outcome": None}, Reason.NATIVE, (), NATIVE),
-    Case("native, wrapped", {"foreign": "free (x.y)"}, Reason.NATIVE, (), NATIVE),
-    Case("native, overridden", {"subclass": "x.Sub.free"}, Reason.NATIVE, (), NATIVE),
-    Case(
+    Decision("absent", {"row": row(Status.ABSENT)}, Reason.ABSENT, ("no align mode",)),
+    Decision("latent", {"row": row(Status.LATENT)}, Reason.LATENT, ("does not reach",)),
+    Decision("native", {}, Reason.NATIVE, ("carries the fix",), NATIVE),
+    Decision("native, only looked at", {"outcome": None}, Reason.NATIVE, (), NATIVE),
+    Decision("native, wrapped", {"foreign": "free (x.y)"}, Reason.NATIVE, (), NATIVE),
+    Decision("native, overridden", {"subclass": "x.Sub.free"}, Reason.NATIVE, (), NATIVE),
+    Decision(
         "native that leaks",
         {"outcome": Outcome.STOPS_AT_GAP},
         Reason.FAILED,
         ("native", "stops at the gap"),
         NATIVE,
     ),
-    Case(
+    Decision(
         "native that leaks, overridden",
         {"outcome": Outcome.STOPS_AT_GAP, "subclass": "x.Sub.free"},
         Reason.FAILED,
         ("native",),
         NATIVE,
     ),
-    Case(
+    Decision(
         "native that leaks, looked at",
         {"outcome": Outcome.WRONG, "loaded_from": None},
         Reason.FAILED,
         ("wrong",),
         NATIVE,
     ),
-    Case("live, wrapped", {"foreign": "free (x.y)"}, Reason.CONFLICT, ("free (x.y) was",)),
-    Case(
+    Decision("live, wrapped", {"foreign": "free (x.y)"}, Reason.CONFLICT, ("free (x.y) was",)),
+    Decision(
         "live, fixed by others",
         {"foreign": "free (x.y)", "outcome": Outcome.RETIRES},
         Reason.FIXED_ELSEWHERE,
         ("free (x.y)",),
     ),
-    Case("live, overridden", {"subclass": "x.Sub.free"}, Reason.CONFLICT, ("x.Sub.free",)),
-    Case(
+    Decision("live, overridden", {"subclass": "x.Sub.free"}, Reason.CONFLICT, ("x.Sub.free",)),
+    Decision(
         "live that behaves",
         {"outcome": Outcome.RETIRES},
         Reason.FIXED_ELSEWHERE,
         ("is fixed by other code",),
     ),
-    Case(
+    Decision(
         "live that behaves in part",
         {"outcome": Outcome.WRONG, "exact": False},
         Reason.DRIFTED,
         ("other code in", "wrong", "Remove that change"),
     ),
-    Case("live, wrong", {"outcome": Outcome.WRONG}, Reason.FAILED, ("wrong", "Report")),
-    Case("live, not probed", {"outcome": None}, Reason.FAILED, ("not probed",)),
+    Decision("live, wrong", {"outcome": Outcome.WRONG}, Reason.FAILED, ("wrong", "Report")),
+    Decision("live, not probed", {"outcome": None}, Reason.FAILED, ("not probed",)),
     # No known release.
-    Case("unlisted", {}, Reason.DRIFTED, ("the methods this patch depends on",), UNLISTED),
-    Case(
+    Decision("unlisted", {}, Reason.DRIFTED, ("the methods this patch depends on",), UNLISTED),
+    Decision(
         "unlisted, changed methods",
         {"changed": ("A.x", "B.y")},
         Reason.DRIFTED,
         ("A.x, B.y", "MAMBA_RETIRE_ALLOW_DRIFT=1"),
         UNLISTED,
     ),
-    Case(
+    Decision(
         "unlisted that behaves",
         {"outcome": Outcome.RETIRES, "drift_allowed": True, "foreign": "free (x.y)"},
         Reason.FIXED_ELSEWHERE,
         ("matches no known release",),
         UNLISTED,
     ),
-    Case(
+    Decision(
         "on request",
         {"drift_allowed": True},
         Reason.PATCHED,
         ("matches no known release",),
         UNLISTED,
     ),
-    Case(
+    Decision(
         "on request, but it takes other arguments",
         {"drift_allowed": True, "obstacle": "M.m takes (self, x)"},
         Reason.DRIFTED,
         ("cannot take the patch: M.m takes (self, x)",),
         UNLISTED,
     ),
-    Case(
+    Decision(
         "on request, only inspected",
         {"drift_allowed": True, "loaded_from": None},
         Reason.PATCHED,
         ("a process that loads this package", "matches no known release"),
         UNLISTED,
     ),
-    Case(
+    Decision(
         "on request, but wrong",
         {"drift_allowed": True, "outcome": Outcome.WRONG},
         Reason.DRIFTED,
         (),
         UNLISTED,
     ),
-    Case(
+    Decision(
         "on request, but wrapped",
         {"drift_allowed": True, "foreign": "free (x.y)"},
         Reason.CONFLICT,
         ("free (x.y)",),
         UNLISTED,
     ),
-    Case(
+    Decision(
         "on request, but overridden",
         {"drift_allowed": True, "subclass": "x.Sub.free"},
         Reason.CONFLICT,
         ("x.Sub.free",),
         UNLISTED,
     ),
-    Case(
+    Decision(
         "unlisted without align mode",
         {"target": replace(TARGET, source="no such setting"), "outcome": Outcome.WRONG},
         Reason.ABSENT,
@@ -244,7 +248,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_reason_and_sentence(case: Case) -> None:
+def test_reason_and_sentence(case: Decision) -> None:
     verdict = decide(replace(case.base, **case.seen))
     assert verdict.reason is case.reason, verdict
     for words in case.words:

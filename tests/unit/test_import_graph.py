@@ -1,12 +1,13 @@
-"""Imports flow one way: none points up, none goes in a circle, tests included."""
+"""Rules of the source, tests included: imports flow one way, names of tests are short."""
 
 from __future__ import annotations
 
 import graphlib
+import re
 
 import pytest
 
-from tests.imports import LOADED, PACKAGE, graph, modules
+from tests.imports import LOADED, PACKAGE, ROOT, graph, modules
 
 IMPORTS = graph()
 
@@ -63,6 +64,13 @@ def test_the_graph_knows_every_module() -> None:
     assert f"{PACKAGE}.activation" in IMPORTS[PACKAGE]
     assert f"{PACKAGE}.evidence" in IMPORTS[f"{PACKAGE}.verdict"]
     assert "tests.imports" in IMPORTS["tests.unit.test_import_graph"]
+
+
+def test_names_of_tests_fit_on_a_line() -> None:
+    paths = [*modules().values(), *(ROOT / "patches").rglob("*.patch")]
+    names = [name for path in paths for name in re.findall(r"def (test_\w+)", path.read_text())]
+    assert "test_names_of_tests_fit_on_a_line" in names
+    assert not [name for name in names if len(name) > 60]
 
 
 def is_below(name: str, folder: str) -> bool:

@@ -102,7 +102,7 @@ def group() -> Group:
     return Group()
 
 
-def test_the_newest_state_is_evicted_last_while_its_request_is_scheduled(group: Group) -> None:
+def test_the_newest_state_is_evicted_last_while_scheduled(group: Group) -> None:
     table = group.table("A-B-c")
     assert group.schedule(table, 4) == "AB"
     group.pass_by("XY")
@@ -228,7 +228,7 @@ def test_rolled_back_tokens_bring_no_older_state_back(group: Group) -> None:
     assert group.schedule(table, 1) == "AXB"
 
 
-def test_a_reused_block_is_not_moved_as_if_it_were_still_the_state(group: Group) -> None:
+def test_a_reused_block_is_not_moved_as_the_old_state(group: Group) -> None:
     table = group.table("Ab")
     assert group.schedule(table, 2) == "A"
     block = group.evict()

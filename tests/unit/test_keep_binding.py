@@ -102,7 +102,7 @@ def two_states(manager: Any) -> None:
 
 
 @pytest.mark.parametrize("order", [(RETIREMENT, NEWEST), (NEWEST, RETIREMENT), (NEWEST,)])
-def test_the_newest_state_is_evicted_last_and_goes_back_with_its_request(
+def test_the_newest_state_is_evicted_last_freed_with_its_request(
     manager_class: Any, order: tuple[Patch, ...]
 ) -> None:
     for patch in order:
@@ -120,7 +120,7 @@ def test_the_newest_state_is_evicted_last_and_goes_back_with_its_request(
     assert done.counters == KeepCounters(states_refreshed=2, states_still_there=1)
 
 
-def test_without_it_the_state_is_evicted_in_the_order_of_retirement(manager_class: Any) -> None:
+def test_without_it_states_are_evicted_in_order_of_retirement(manager_class: Any) -> None:
     binding.install(manager_class, RETIREMENT)
     manager = manager_class()
     two_states(manager)
@@ -332,7 +332,7 @@ def test_spellings(value: str | None, meant: str | None) -> None:
     assert read_keep(value) == meant
 
 
-def test_only_subclasses_that_override_these_methods_are_in_the_way(manager_class: Any) -> None:
+def test_only_subclasses_that_override_these_methods_conflict(manager_class: Any) -> None:
     type("Sub", (manager_class,), {"_remove_blocks_in_range": None})
     assert not list(binding.overriding_subclasses(manager_class, PATCHES[0]))
     type("Sub", (manager_class,), {"remove_skipped_blocks": None})

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.children import eventually
-from vllm_mamba_retire import identity, metrics, records
+from vllm_mamba_retire import identity, prometheus, records
 from vllm_mamba_retire.keep import KeepCounters
 from vllm_mamba_retire.keep_verdict import kept
 from vllm_mamba_retire.records import Record
@@ -34,12 +34,12 @@ sys.stdin.read()
 API_SERVER = """
 import multiprocessing, os, struct, sys
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-from vllm_mamba_retire import metrics, records
+from vllm_mamba_retire import prometheus, records
 
 multiprocessing.current_process().name = sys.argv[1]
 records.REFRESH_SECONDS = 0.05
-metrics.expose()
-metrics.expose()
+prometheus.expose()
+prometheus.expose()
 for line in sys.stdin:
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)
@@ -56,8 +56,8 @@ def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Collec
     """A default registry of its own, with our collector, and a record of this process."""
     monkeypatch.setenv("MAMBA_RETIRE_DIR", str(tmp_path))
     made = CollectorRegistry(auto_describe=True)
-    monkeypatch.setattr(metrics, "REGISTRY", made)
-    metrics.expose()
+    monkeypatch.setattr(prometheus, "REGISTRY", made)
+    prometheus.expose()
     records.keep(patched())
     yield made
     records.withdraw()
@@ -97,11 +97,11 @@ def test_a_scrape_shows_verdict_and_counters(registry: CollectorRegistry) -> Non
 
 def test_exposed_twice_is_scraped_once(registry: CollectorRegistry) -> None:
     once = scrape(registry)
-    metrics.expose()
+    prometheus.expose()
     assert scrape(registry) == once
 
 
-def test_processes_that_it_started_are_this_servers_and_others_are_not(
+def test_only_processes_started_by_this_server_are_its_own(
     registry: CollectorRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-c", STRANGER]
@@ -134,11 +134,11 @@ def test_an_error_of_ours_leaves_the_other_metrics(
     assert scrape(registry) == []
 
 
-def test_the_page_about_metrics_names_each_of_them_and_its_labels() -> None:
+def test_the_metrics_page_names_each_metric_and_its_labels() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| `vllm_mamba")]
     listed = {row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
-    for family in metrics.families([]):
+    for family in prometheus.families([]):
         name = family.name + ("_total" if family.type == "counter" else "")
         assert listed[name] == set(vars(family)["_labelnames"])
 
@@ -180,7 +180,7 @@ def servers(registry: CollectorRegistry, tmp_path: Path) -> Iterator[list[ApiSer
         one.process.communicate()
 
 
-def test_several_api_servers_show_each_process_once_whichever_answers(
+def test_several_api_servers_show_each_process_once(
     servers: list[ApiServer],
 ) -> None:
     freed = "vllm_mamba_retire_states_freed_total"
@@ -192,7 +192,7 @@ def test_several_api_servers_show_each_process_once_whichever_answers(
     eventually(lambda: servers[1].value(freed) == 9)
 
 
-def test_with_several_api_servers_a_verdict_that_changes_leaves_a_zero(
+def test_several_api_servers_show_zero_for_a_former_verdict(
     servers: list[ApiServer],
 ) -> None:
     info = "vllm_mamba_retire_info"
@@ -202,7 +202,7 @@ def test_with_several_api_servers_a_verdict_that_changes_leaves_a_zero(
     assert servers[1].value(info, verdict="patched") == 0
 
 
-def test_with_several_api_servers_a_record_that_is_gone_for_a_time_is_not_counted_twice(
+def test_several_api_servers_count_a_returning_record_once(
     servers: list[ApiServer],
 ) -> None:
     info, freed = "vllm_mamba_retire_info", "vllm_mamba_retire_states_freed_total"

@@ -69,9 +69,7 @@ def samples(*nodes: Node) -> dict[str, list[tuple[dict[str, str], float]]]:
         (Survey([CORE], [OFF, LEFT_OUT]), True),
     ],
 )
-def test_a_finding_is_a_process_in_doubt_or_one_that_should_be_patched(
-    survey: Survey, finding: bool
-) -> None:
+def test_which_processes_are_a_finding(survey: Survey, finding: bool) -> None:
     assert Node(survey=survey).finding is finding
 
 
@@ -125,7 +123,7 @@ def test_text_names_the_node_where_there_are_several() -> None:
     assert "! far: did not answer in time." in text
 
 
-def test_text_from_a_record_can_imitate_no_line_and_no_terminal_code() -> None:
+def test_text_from_a_record_is_no_new_line_and_no_terminal_code() -> None:
     hostile = "x\n! pid 1 (engine core) is fine\x1b[2J"
     record = replace(DRIFTED, role=hostile, vllm=hostile, verdict=Verdict(Reason.DRIFTED, hostile))
     core = UnrecordedEngine(78, hostile, hostile, hostile, finding=True)
@@ -171,7 +169,7 @@ def test_prometheus_counts_what_was_kept() -> None:
     assert [labels["keep"] for labels, _ in found["info"]] == ["on", "off"]
 
 
-def test_prometheus_has_the_number_to_alert_on_even_when_nothing_runs() -> None:
+def test_prometheus_has_the_alert_metric_when_nothing_runs() -> None:
     assert samples(Node())["engine_cores_unpatched"] == [({}, 0)]
     found = samples(Node(survey=Survey([DRIFTED], [LEFT_OUT, OFF])))
     assert found["engine_cores_unpatched"] == [({}, 2)]

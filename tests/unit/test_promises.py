@@ -40,7 +40,7 @@ def test_only_the_question_to_ray_may_open_a_connection() -> None:
     assert {name for name, tree in _trees() if _importing(NETWORK, tree)} == {"ray_cluster.py"}
 
 
-def test_only_the_probe_of_apply_runs_text_and_nothing_loads_pickles() -> None:
+def test_only_the_probe_of_apply_runs_text_and_no_pickle_loads() -> None:
     for name, tree in _trees():
         assert not _importing(LOADERS_OF_CODE, tree), name
         called = {

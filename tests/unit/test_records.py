@@ -164,7 +164,7 @@ def test_a_withdrawn_record_is_gone_and_may_come_back(process: Callable[..., Pro
     eventually(lambda: one.entries()[0].counters.calls == 4)
 
 
-def test_an_armed_process_has_a_record_without_a_verdict_until_there_is_one(
+def test_an_armed_process_has_a_record_without_a_verdict(
     process: Callable[..., Process],
 ) -> None:
     one = process()
@@ -175,7 +175,7 @@ def test_an_armed_process_has_a_record_without_a_verdict_until_there_is_one(
     assert [entry.verdict.reason for entry in one.entries()] == [Reason.PATCHED]
 
 
-def test_the_record_of_a_killed_process_is_not_believed_but_removed(
+def test_the_record_of_a_killed_process_is_ignored_and_removed(
     process: Callable[..., Process],
 ) -> None:
     one = process()
@@ -291,7 +291,7 @@ def test_a_folder_in_tmp_that_others_can_write_is_not_used(
         records._make_folder()
 
 
-def test_a_record_that_was_removed_or_could_not_be_written_comes_back(
+def test_a_removed_or_unwritable_record_is_written_again(
     process: Callable[..., Process],
 ) -> None:
     one = process()
@@ -329,7 +329,7 @@ def test_a_record_that_others_can_write_is_not_believed(process: Callable[..., P
     assert one.entries() == []
 
 
-def test_a_record_that_another_user_wrote_about_a_process_is_not_believed(
+def test_a_record_written_by_another_user_is_ignored(
     process: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = process()
@@ -384,7 +384,7 @@ def test_a_record_of_wrong_types_is_ignored(process: Callable[..., Process], fie
         assert [entry.pid for entry in one.entries()] == [one.pid]
 
 
-def test_a_relative_folder_is_refused_by_name_and_a_home_is_expanded(
+def test_a_relative_folder_is_refused_and_a_home_is_expanded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -138,7 +138,7 @@ def test_no_two_statuses_share_the_same_methods(matrix: Matrix) -> None:
         assert by_print.setdefault(key, row.status) is row.status, row.version
 
 
-def test_the_json_schema_is_that_of_the_structs_and_holds_for_the_matrix() -> None:
+def test_the_json_schema_matches_the_structs_and_the_matrix() -> None:
     assert schema.FILE.read_text() == schema.text(), "run python -m tools.table.schema"
     # JSON has no dates: they are text there.
     data = yaml.load((ROOT / "compat_matrix.yaml").read_text(), _DatesAsText)
@@ -166,7 +166,7 @@ def test_the_table_that_is_read_is_the_one_of_this_checkout(matrix: Matrix) -> N
     assert json.dumps(data["methods"]) == json.dumps(list(matrix.methods))
 
 
-def test_where_keeping_was_run_the_probe_and_a_conversation_show_it() -> None:
+def test_keep_is_marked_where_probe_and_conversation_passed() -> None:
     """A release without these findings was not tested; `nox -s matrix -- --check` runs them."""
     tested = [
         (row, {each.run: each.result for each in row.evidence})

@@ -23,7 +23,7 @@ def _read(tmp_path: Path, *entries: Any) -> tuple[Case, ...]:
     return read_cases(path)
 
 
-def test_a_case_has_a_scenario_for_each_lag_and_pool_that_it_names(tmp_path: Path) -> None:
+def test_a_case_has_a_scenario_for_each_of_its_lags_and_pools(tmp_path: Path) -> None:
     (case,) = _read(
         tmp_path, PLAIN | {"pool": [40, 42], "expect": {"lag0": {"fixed": 2}, "lag2": {}}}
     )

@@ -25,7 +25,7 @@ class _Found:
         (_Found("0.11.2.dev280+gabc"), "cannot be replayed"),
     ],
 )
-def test_without_a_vllm_that_can_be_replayed_it_says_which_one_can(
+def test_without_a_replayable_vllm_the_error_names_one(
     monkeypatch: pytest.MonkeyPatch, found: _Found | None, said: str
 ) -> None:
     monkeypatch.setattr(target, "find_target", lambda: found)

@@ -101,7 +101,7 @@ def test_each_setting_named_as_a_remedy_removes_the_leak() -> None:
     assert "a pool of 384 blocks" in settings
 
 
-def test_more_in_flight_than_asynchronous_scheduling_is_not_cured_by_turning_it_off() -> None:
+def test_no_advice_to_turn_async_off_if_the_lag_is_larger() -> None:
     remedies = plan(_deployment(lag=2), Status.LIVE).remedies
     assert "--no-async-scheduling" not in {remedy.setting for remedy in remedies}
 
@@ -210,7 +210,7 @@ def _plan(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["plan", "--no-replay", *arguments])
 
 
-def test_the_command_plans_from_given_figures_and_tells_where_they_come_from() -> None:
+def test_plan_from_given_figures_names_their_sources() -> None:
     flags = [
         text
         for name, value in FIELD.items()
@@ -242,7 +242,7 @@ def test_a_log_without_groups_counts_no_pool_and_asks_for_them() -> None:
     assert "give --groups and --attention-groups, or --model" in result.stdout
 
 
-def test_a_server_that_carries_the_fix_is_not_affected_whatever_its_log_lacks() -> None:
+def test_a_fixed_server_is_not_affected_if_its_log_lacks_values() -> None:
     assert _plan("--log", str(LOGS / "native-with-nccl.log")).exit_code == 0
 
 
@@ -308,7 +308,7 @@ def test_a_server_on_a_fixed_release_is_fine() -> None:
         ),
     ],
 )
-def test_bad_input_ends_with_exit_2_and_a_sentence_that_names_the_field(
+def test_bad_input_exits_2_with_an_error_that_names_the_field(
     arguments: list[str], said: str
 ) -> None:
     result = _plan(*arguments)
@@ -338,7 +338,7 @@ def test_the_same_plan_draws_the_same_file(tmp_path: Path) -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_when_keeping_the_newest_state_helps_is_counted_from_the_pool() -> None:
+def test_when_keep_newest_helps_is_computed_from_the_pool() -> None:
     """65 + 3 x 3 blocks are held, 165 of 239 are free, a prompt takes 65 + 3 x 33 of them."""
     server = _deployment(pool=240, prompt=100_400)
     for status in (Status.LIVE, Status.NATIVE):

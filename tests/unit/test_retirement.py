@@ -49,7 +49,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_gaps_are_stepped_over_and_the_last_state_goes_back_first(bench: Bench) -> None:
+def test_gaps_are_skipped_and_the_last_state_is_freed_first(bench: Bench) -> None:
     assert bench.retire(bench.table("a-b-c"), 0, 4) == "----c"
     assert bench.pool.returned == [["b", "a"]]
 

@@ -71,7 +71,7 @@ def test_of_two_starts_the_last_counts_alone() -> None:
     assert first.settings["asynchronous"] is False
 
 
-def test_a_fenced_excerpt_with_wrapped_lines_is_read_in_the_order_of_time() -> None:
+def test_a_fenced_excerpt_with_wrapped_lines_is_read_in_order() -> None:
     log = read(PASTED)
     assert log.settings["budget"] == 8192
     assert (log.settings["spec"], log.settings["drafter"]) == (7, "dflash")
@@ -265,7 +265,7 @@ def test_bytes_come_from_the_memory_that_was_asked_for() -> None:
     assert read(LOG).memory == pytest.approx(9.17 * 2**30)
 
 
-def test_an_override_is_the_pool_and_the_memory_is_that_of_the_blocks_it_overrides() -> None:
+def test_a_pool_override_does_not_change_the_bytes_of_a_block() -> None:
     log = read(LOG + "(EngineCore pid=9) INFO 09-02 13:10:02 [kv_cache_utils.py:2116] Overriding "
                "num_gpu_blocks=320 with num_gpu_blocks_override=150\n")  # fmt: skip
     assert log.settings["pool"] == 150

@@ -1,8 +1,8 @@
-"""What keeping the newest states costs a scheduled step, with 16 requests running.
+"""Measures what keeping the newest states costs a scheduled step, with 16 requests running.
 
 One scheduler of the vLLM that this interpreter imports decodes 16 requests while the patch is
-installed and removed every few steps, so that whatever else the machine does falls on both alike.
-Each figure is a median of ratios: steps with it over the steps without it before and after them.
+installed and removed every few steps, so that other load on the machine affects both alike. Each
+figure is a median of ratios: steps with the patch over the steps without it before and after them.
 The aim is printed beside it; nothing is asserted.
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def measure() -> tuple[list[float], list[float]]:
-    """Ratios of neighbouring medians, and the medians without it in microseconds."""
+    """Return ratios of neighbouring medians, and the medians without it in microseconds."""
     from vllm_mamba_retire.replay.scheduler import Replay
 
     gc.collect()
@@ -55,7 +55,7 @@ def measure() -> tuple[list[float], list[float]]:
 
 
 class _Timed:
-    """Times the steps in which every request decodes; the patch is on in every second block."""
+    """Times the steps in which every request decodes; every second group of steps is patched."""
 
     def __init__(self, schedule: Any) -> None:
         from vllm.v1.core.single_type_kv_cache_manager import MambaManager

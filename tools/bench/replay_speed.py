@@ -1,9 +1,9 @@
-"""How fast a replay is, and whether its cost grows linearly in the steps.
+"""Measures how fast a replay is, and whether its cost grows linearly with the steps.
 
 Replays 16 requests through the scheduler of the vLLM that this interpreter imports: a million
 tokens together, then half a million and a million each. Prints CPU seconds (median of three), and
-the cost of a step in the longest replay over that in the one half as long, which is 1 where the
-cost is linear. Nothing is asserted.
+the cost of a step in the longest replay over that in the one half as long, which is 1 if the cost
+is linear. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TIMES = 3
 
 
 def scenario(prompt: int) -> Scenario:
-    """Requests of `prompt` tokens that arrive eight steps apart, in a pool that holds them all."""
+    """Return requests of `prompt` tokens that arrive eight steps apart, in a pool for all."""
     arrivals = tuple(Arrival(str(n), prompt, output=64, at=8 * n) for n in range(REQUESTS))
     return Scenario("speed", block=1568, budget=4096, arrivals=arrivals, groups=3)
 
 
 def measure(prompt: int) -> tuple[float, int]:
-    """CPU seconds of a replay, the median of `TIMES`, and its steps."""
+    """Return CPU seconds of a replay (median of `TIMES`) and its number of steps."""
     seconds = []
     for _ in range(TIMES):
         started = time.process_time()

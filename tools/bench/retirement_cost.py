@@ -1,9 +1,9 @@
-"""What one retirement costs late in a long prefill: stock, patched and native vLLM in one run.
+"""Measures what one retirement costs late in a long prefill: stock, patched and native vLLM.
 
-Every build runs in a process of its own, on its release's real manager. They take turns, a few
-calls each, so that whatever else the machine does falls on all of them alike. Figures are
-printed beside the aims; nothing is asserted. ``rescan`` is the patched build with its watermark
-taken away before each call: what the watermark saves, and proof that this benchmark can tell.
+Every variant runs in a process of its own, on its release's real manager. They take turns, a few
+calls each, so that other load on the machine affects all of them alike. Figures are printed beside
+the aims; nothing is asserted. ``rescan`` is the patched variant whose watermark is removed before
+each call: it shows what the watermark saves, and that the benchmark can detect a difference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REQUEST = "long"
 
 
 def main() -> None:
-    """Measure all builds and print them against the aims."""
+    """Measure all variants and print the figures beside the aims."""
     parser = argparse.ArgumentParser(prog="nox -s bench --", description=__doc__)
     parser.add_argument("--stock", type=Path, required=True, help="tree of a release that leaks")
     parser.add_argument("--native", type=Path, required=True, help="tree of a fixed release")
@@ -55,12 +55,12 @@ def main() -> None:
 
 
 def measure_calls(stock: Path, native: Path) -> dict[str, dict[int, float]]:
-    """Median cost of one call in microseconds, by build and depth."""
+    """Return the median cost of one call in microseconds, by variant and depth."""
     builds = {
-        "stock": Build(stock, "off"),
-        "patched": Build(stock, "require"),
-        "native": Build(native, "off"),
-        "rescan": Build(stock, "require", "--rescan"),
+        "stock": BenchProcess(stock, "off"),
+        "patched": BenchProcess(stock, "require"),
+        "native": BenchProcess(native, "off"),
+        "rescan": BenchProcess(stock, "require", "--rescan"),
     }
     taken: dict[tuple[str, int], list[int]] = {}
     try:
@@ -77,8 +77,8 @@ def measure_calls(stock: Path, native: Path) -> dict[str, dict[int, float]]:
     }
 
 
-class Build:
-    """A process that makes calls on one build when asked to."""
+class BenchProcess:
+    """A process that makes calls on one variant on request."""
 
     def __init__(self, tree: Path, mode: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -90,7 +90,7 @@ class Build:
         )
 
     def calls(self, depth: int) -> list[int]:
-        """Nanoseconds of each of the first calls after `depth` tokens of a prefill."""
+        """Return nanoseconds of each of the first calls after `depth` tokens of a prefill."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(depth, file=self.process.stdin, flush=True)
@@ -108,7 +108,7 @@ class Build:
 
 
 def serve(rescan: bool) -> None:
-    """In the build's process: a depth per line in, nanoseconds per call out."""
+    """In the variant's process: read a depth per line, write nanoseconds per call."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM logs to stdout
     import vllm_mamba_retire  # noqa: F401 -- arms the patch, where the mode says so
@@ -158,7 +158,7 @@ AIMS = (15, 60, 300)  # milliseconds
 
 
 def start_time(tree: Path | None, code: tuple[str, str]) -> float:
-    """Median milliseconds that the second line takes after the first, each in a new process."""
+    """Return the median milliseconds of the second line after the first, each in a new process."""
     before, timed = code
     script = f"COMMAND = {COMMAND!r}\n{before}\nimport time\nt = time.perf_counter()\n{timed}\n"
     script += "import sys\nprint((time.perf_counter() - t) * 1e3, file=sys.stderr)"
@@ -178,7 +178,7 @@ def start_time(tree: Path | None, code: tuple[str, str]) -> float:
 
 
 def environment(tree: Path | None, mode: str) -> dict[str, str]:
-    """The caller's environment with this vLLM behind the package on the path."""
+    """Return the caller's environment with this vLLM after the package on the path."""
     path = [os.environ.get("PYTHONPATH", ""), str(tree or "")]
     changed = {"PYTHONPATH": os.pathsep.join(filter(None, path)), "MAMBA_RETIRE": mode}
     return os.environ | changed | {"VLLM_LOGGING_LEVEL": "ERROR"}

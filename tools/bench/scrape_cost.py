@@ -1,8 +1,8 @@
-"""What this package adds to a scrape of vLLM's ``/metrics``.
+"""Measures what this package adds to a scrape of vLLM's ``/metrics``.
 
-Starts a server's worth of processes that each keep a record, and scrapes a registry that holds only
-this package's collector. Prints milliseconds of CPU (median), and the ratio of that to the same
-scrape of one process. Nothing is asserted.
+Starts as many processes with a record as a large server has, and scrapes a registry that has only
+this package's collector. Prints milliseconds of CPU (median), and their ratio to a scrape with one
+process. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 
 from prometheus_client import REGISTRY, generate_latest
 
-from vllm_mamba_retire import metrics
+from vllm_mamba_retire import prometheus
 
 PROCESSES = (1, 16)
 AIM = 5  # ms, with the most processes
@@ -34,7 +34,7 @@ sys.stdin.read()
 
 
 def measure(processes: int) -> float:
-    """CPU milliseconds of a scrape with so many processes, the median of `TIMES`."""
+    """Return CPU milliseconds of a scrape with this many processes, the median of `TIMES`."""
     pipe = subprocess.PIPE
     started = [
         subprocess.Popen([sys.executable, "-c", _PROCESS], stdin=pipe, stdout=pipe)
@@ -59,7 +59,7 @@ def measure(processes: int) -> float:
 def main() -> None:
     for collector in list(REGISTRY._collector_to_names):  # prometheus-client's own
         REGISTRY.unregister(collector)
-    metrics.expose()
+    prometheus.expose()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MAMBA_RETIRE_DIR"] = folder
         costs = [measure(processes) for processes in PROCESSES]

@@ -1,1 +1,1 @@
-"""Pages and drawings that are generated."""
+"""Generates pages and drawings of the documentation."""

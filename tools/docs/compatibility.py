@@ -1,6 +1,6 @@
 """Writes docs/compatibility.md from compat_matrix.yaml: ``python -m tools.docs.compatibility``.
 
-Neighbouring releases of which the same is true share a row.
+Neighbouring releases with the same values share a row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MEANING = {
 
 
 def page(matrix: Matrix) -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(_lines(matrix))
 
 

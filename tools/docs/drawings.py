@@ -1,7 +1,7 @@
-"""The drawings in docs/images, but for the demonstration's, which ``nox -s demo -- --save`` renews.
+"""Draws docs/images, except for the demonstration's, which ``nox -s demo -- --save`` renews.
 
 - block-table.png: the block table of one long prompt, chunk by chunk, stock and fixed. ``--replay``
-  asks the release on the path for its data first;
+  measures its data on the release on the path first;
 - kept.png: tokens computed on each side of some cases of docs/prefix-cache.md, likewise;
 - plan.png: what `plan` draws for the server of docs/affected.md.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_mamba_retire.replay.cases import read_cases
-from vllm_mamba_retire.replay.charts import save
+from vllm_mamba_retire.replay.drawing import save
 from vllm_mamba_retire.replay.manager import block_tables, chunk_ends
 from vllm_mamba_retire.replay.sides import SIDES, compare
 
@@ -34,7 +34,7 @@ _NEEDED, _KEPT, _NULL = "#20639b", "#c1442e", "#e8e8e8"
 
 
 def main() -> int:
-    """Measure if asked to, and draw."""
+    """Draw; with ``--replay`` measure first."""
     parser = argparse.ArgumentParser(prog="nox -s charts --", description=__doc__)
     parser.add_argument("--replay", action="store_true", help="renew the data first")
     if parser.parse_args().replay:
@@ -52,14 +52,14 @@ def main() -> int:
 
 
 def plan_on_the_page() -> list[str]:
-    """Arguments of the `plan` whose output the page shows."""
+    """Return the arguments of the `plan` whose output the page shows."""
     page = (DOCS / "affected.md").read_text()
     (line,) = (line for line in page.splitlines() if line.startswith("$ vllm-mamba-retire plan "))
     return shlex.split(line)[2:]
 
 
 def measure() -> dict[str, Any]:
-    """Tables after every chunk, by the manager of the vLLM on the path."""
+    """Return the tables after every chunk, by the manager of the vLLM on the path."""
     from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 
     from vllm_mamba_retire import binding
@@ -80,7 +80,7 @@ def measure() -> dict[str, Any]:
 
 
 def measure_kept() -> dict[str, Any]:
-    """Tokens computed in the shown cases, by side, on the vLLM on the path."""
+    """Return the tokens computed in the shown cases, by side, on the vLLM on the path."""
     files = (CASES / "next_turn.yaml", CASES / "prefix_cache.yaml")
     cases = {case.id: case for file in files for case in read_cases(file)}
     replayed = compare([cases[name].scenarios[0] for name in SHOWN])
@@ -94,7 +94,7 @@ def measure_kept() -> dict[str, Any]:
 
 
 def draw_kept(data: dict[str, Any], path: Path) -> None:
-    """A bar per side for each case; longer is more work for the same requests."""
+    """Draw a bar per side for each case; longer is more work for the same requests."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.6), layout="constrained")
@@ -120,7 +120,7 @@ def draw_kept(data: dict[str, Any], path: Path) -> None:
 
 
 def draw(data: dict[str, Any], path: Path) -> None:
-    """One row of blocks per chunk, stock on the left, fixed on the right."""
+    """Draw one row of blocks per chunk, stock on the left, fixed on the right."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 

@@ -1,9 +1,9 @@
-"""mkdocs hooks: pages that are not in docs/, and links that lead out of it.
+"""mkdocs hooks for pages that are not in docs/, and for links to files outside of it.
 
-Pages of the repository that belong to the documentation (the series' page and so on) are
-shown under their own names. Links are written so that they work where the repository is read; a
-link to one of those pages leads to it on the site too, and one to any other file becomes its path
-as text. A link to what does not exist is a warning, which a strict build refuses.
+Some pages of the repository (patches/README.md and others) are part of the site. Links are written
+for readers of the repository: a link to one of those pages is changed to its place on the site, and
+a link to any other file becomes its path as text. A broken link is a warning, which fails a strict
+build.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A real vLLM engine on a CPU: harness, demonstration, traffic."""
+"""Runs a real vLLM engine on a CPU: harness, demonstration, traffic."""

@@ -1,8 +1,8 @@
-"""The defect and its end on a real engine: one 40,000-token prompt, stock and patched vLLM.
+"""Shows the defect and the fix on a real engine: one 40,000-token prompt, stock and patched vLLM.
 
 Every row of the table is a process of its own with the vLLM on the path, a tiny hybrid model with
 random weights, and a scheduler that works ahead of the model as it does on a GPU. Exits 1 if the
-patched runs are not right, or if the stock runs do not show what they are there to show.
+patched runs break a bound, or if the stock runs do not show the defect.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @dataclass(frozen=True)
-class Case:
-    """One row: steps the scheduler works ahead, blocks in the pool, with the fix or without."""
+class DemoRow:
+    """One row: lag in steps, blocks in the pool, with the fix or without."""
 
     lag: int
     pool: int | None
@@ -39,23 +39,23 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For the table and the data file."""
+        """Name in the table and the data file."""
         return ", ".join(self.labels)
 
     @property
     def labels(self) -> tuple[str, str, str]:
-        """Pool, lag and vLLM, as people read them."""
+        """Pool, lag and vLLM as shown in the table."""
         pool = f"{self.pool} blocks" if self.pool else "roomy"
         return pool, f"lag {self.lag}", "patched" if self.patched else "stock"
 
     @property
     def bound(self) -> int:
-        """Most live states per Mamba group that the work needs, without speculation."""
+        """Most live states that one request needs per Mamba group, without speculation."""
         return 2 + self.lag
 
 
 CASES = [
-    Case(lag, pool, patched)
+    DemoRow(lag, pool, patched)
     for lag, pool in ((1, None), (2, None), (1, TIGHT))
     for patched in (False, True)
 ]
@@ -76,7 +76,7 @@ def main() -> int:
         console.print(str(error), style="red", markup=False)
         return 1
     console.print(table(runs))
-    tight = {patched: runs[Case(1, TIGHT, patched)] for patched in (False, True)}
+    tight = {patched: runs[DemoRow(1, TIGHT, patched)] for patched in (False, True)}
     stock, patched = (tight[key].answers[REQUEST].first_token or 0.0 for key in (False, True))
     console.print(f"time to first token, tight pool, stock / patched: {stock / patched:.2f}")
     problems = list(judge(runs))
@@ -88,7 +88,7 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def measure(console: Console) -> dict[Case, EngineRun]:
+def measure(console: Console) -> dict[DemoRow, EngineRun]:
     """Run all cases, one after the other."""
     columns = (TextColumn("{task.description:28}"), BarColumn(), TextColumn("{task.fields[note]}"))
     runs = {}
@@ -113,7 +113,7 @@ def measure(console: Console) -> dict[Case, EngineRun]:
     return runs
 
 
-def table(runs: dict[Case, EngineRun]) -> Table:
+def table(runs: dict[DemoRow, EngineRun]) -> Table:
     """The measured figures."""
     any_run = next(iter(runs.values()))
     title = f"vLLM {any_run.vllm}: one prompt of {PROMPT:,} tokens, block {any_run.block} tokens"
@@ -145,9 +145,9 @@ def table(runs: dict[Case, EngineRun]) -> Table:
     return result
 
 
-def judge(runs: dict[Case, EngineRun]) -> Iterator[str]:
-    """What is not as it must be, as sentences."""
-    roomy = runs[Case(1, None, patched=False)]
+def judge(runs: dict[DemoRow, EngineRun]) -> Iterator[str]:
+    """Return what is wrong, a sentence each."""
+    roomy = runs[DemoRow(1, None, patched=False)]
     for case, measured in runs.items():
         if measured.answers[REQUEST].tokens != roomy.answers[REQUEST].tokens:
             yield f"{case.name}: the output differs from that of stock vLLM with a roomy pool"
@@ -157,7 +157,7 @@ def judge(runs: dict[Case, EngineRun]) -> Iterator[str]:
             yield f"{case.name}: {problem}"
 
 
-def _stock(case: Case, measured: EngineRun) -> Iterator[str]:
+def _stock(case: DemoRow, measured: EngineRun) -> Iterator[str]:
     if measured.verdict != "off":
         yield f"this is not stock vLLM ({measured.verdict})"
     if measured.peak <= case.bound:
@@ -166,7 +166,7 @@ def _stock(case: Case, measured: EngineRun) -> Iterator[str]:
         yield "stock vLLM was not rolled back, so the pool is not tight"
 
 
-def _patched(case: Case, measured: EngineRun) -> Iterator[str]:
+def _patched(case: DemoRow, measured: EngineRun) -> Iterator[str]:
     if measured.verdict != "patched":
         yield f"the package did not patch ({measured.verdict})"
     if measured.peak > case.bound:
@@ -175,7 +175,7 @@ def _patched(case: Case, measured: EngineRun) -> Iterator[str]:
         yield f"rolled back {measured.preemptions} times"
 
 
-def write(runs: dict[Case, EngineRun], out: Path | None, *, save: bool) -> Path | None:
+def write(runs: dict[DemoRow, EngineRun], out: Path | None, *, save: bool) -> Path | None:
     """Write ``demo.png``; returns the folder written to."""
     folder = DOCS / "images" if save else out
     if folder is not None:
@@ -184,8 +184,8 @@ def write(runs: dict[Case, EngineRun], out: Path | None, *, save: bool) -> Path 
     return folder
 
 
-def draw(runs: dict[Case, EngineRun], path: Path) -> None:
-    """Two panels: live states with a roomy pool, blocks in use with a tight one."""
+def draw(runs: dict[DemoRow, EngineRun], path: Path) -> None:
+    """Draw two panels: live states with an ample pool, blocks in use with a tight one."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -195,7 +195,7 @@ def draw(runs: dict[Case, EngineRun], path: Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for patched, colour in ((False, "#c1442e"), (True, "#20639b")):
         label = "with vllm-mamba-retire" if patched else "stock"
-        roomy, tight = runs[Case(1, None, patched)], runs[Case(1, TIGHT, patched)]
+        roomy, tight = runs[DemoRow(1, None, patched)], runs[DemoRow(1, TIGHT, patched)]
         for axes, values in (
             (left, [step.live for step in roomy.steps]),
             (right, [step.used for step in tight.steps]),
@@ -203,8 +203,8 @@ def draw(runs: dict[Case, EngineRun], path: Path) -> None:
             axes.step(range(1, len(values) + 1), values, colour, where="mid", label=label, lw=2)
     left.set(title="Roomy pool", xlabel="engine step", ylabel="live states per Mamba group")
     right.set(title=f"Pool of {TIGHT} blocks", xlabel="engine step", ylabel="blocks in use")
-    right.axhline(runs[Case(1, TIGHT, patched=True)].pool, color="0.6", ls=":", lw=1)
-    for step, each in enumerate(runs[Case(1, TIGHT, patched=False)].steps, start=1):
+    right.axhline(runs[DemoRow(1, TIGHT, patched=True)].pool, color="0.6", ls=":", lw=1)
+    for step, each in enumerate(runs[DemoRow(1, TIGHT, patched=False)].steps, start=1):
         if each.preempted:
             right.axvline(step - 0.5, color="#c1442e", ls=":", lw=1)
             right.annotate("rolled back", (step - 0.3, 3), color="#c1442e", fontsize=8)

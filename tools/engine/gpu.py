@@ -1,8 +1,7 @@
-"""The engine regression on a CUDA device: time to first token and pool use, stock and patched.
+"""Runs the engine on a CUDA device: time to first token and pool use, stock and patched.
 
-Meant for the CUDA wheel of a leaking release. The model is the tiny hybrid one of the CPU lane,
-with random weights: the figures compare two runs on one machine and say nothing of a real model's
-speed.
+For the CUDA wheel of a leaking release. The model is the tiny hybrid one of the CPU sessions, with
+random weights: the figures compare two runs on one machine and do not predict a real model's speed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Figures:
         used: most blocks of the pool in use, and the pool.
         pool: blocks in the pool.
         preemptions: roll-backs for want of blocks.
-        answer: digest of the tokens.
+        answer: digest of the generated tokens.
     """
 
     vllm: str
@@ -54,7 +53,7 @@ class Figures:
 
 
 def problems(stock: Figures, patched: Figures) -> list[str]:
-    """What is not as it must be, a sentence each. No clock is judged."""
+    """Return what is wrong, a sentence each. Times are not checked."""
     found = []
     if (stock.verdict, patched.verdict) != ("off", "patched"):
         found.append(f"verdicts are {stock.verdict} and {patched.verdict}")
@@ -68,7 +67,7 @@ def problems(stock: Figures, patched: Figures) -> list[str]:
 
 
 def main() -> int:
-    """Run both, print both, keep them as JSON."""
+    """Run both, print both, write them as JSON."""
     parser = argparse.ArgumentParser(prog="nox -s gpu --", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Runs a workload through a real vLLM engine in a process of its own and reads what it held.
+"""Runs a workload through a real vLLM engine in a process of its own and records its blocks.
 
-Describes the work and the answer; imports no vLLM. The engine's side is `worker`.
+Defines the workload and the result; imports no vLLM. The engine's process runs `worker`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something a client does to the engine.
+    """One call of a client on the engine.
 
     Attributes:
-        do: what.
-        request: whose; not used by ``reset_prefix_cache``.
+        do: the kind of call.
+        request: id of the request; not used by ``reset_prefix_cache``.
         at: scheduled steps to wait for, or until no request is left; None waits for the latter.
         prompt: pieces ``(seed, tokens)``; equal pieces are equal text: a prefix can be shared.
         output: tokens to generate.
@@ -46,14 +46,14 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One engine and what is done to it, in order.
+    """One engine and the calls made on it, in order.
 
     Attributes:
-        actions: what clients do.
+        actions: the calls.
         model: one of `MODELS`.
         lag: steps scheduled but not yet settled; 0 is synchronous scheduling.
         budget: ``max_num_batched_tokens``.
-        pool: blocks in the pool; None lets vLLM size it, which is roomy here.
+        pool: blocks in the pool; None lets vLLM size it, which is ample here.
         cache_mode: ``mamba_cache_mode``.
         max_tokens: ``max_model_len``.
         options: further engine arguments.
@@ -78,7 +78,7 @@ class EngineStep:
         seconds: since the first action.
         used: blocks of the pool in use.
         states: per request and Mamba group, the table indices that hold a state.
-        preempted: requests rolled back since the step before, for want of blocks.
+        preempted: requests rolled back since the step before because the pool was exhausted.
     """
 
     tokens: int
@@ -95,7 +95,7 @@ class EngineStep:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request got.
+    """The answer to one request.
 
     Attributes:
         tokens: generated token ids.
@@ -117,21 +117,21 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """What one engine did with a workload.
+    """The result of a workload on one engine.
 
     Attributes:
         vllm: vLLM's version.
         verdict: reason code of this package in that process, or ``off``.
         freed_beyond_stock: states freed that stock vLLM would have kept.
         refreshed: times that a state was moved to the end of the free queue.
-        cache_mode: ``mamba_cache_mode`` in effect; vLLM may change the one asked for.
+        cache_mode: ``mamba_cache_mode`` in effect; vLLM may change the requested one.
         block: Mamba block size, in tokens.
         groups: Mamba groups that share the pool.
         steps: one entry per step that scheduled tokens.
         answers: by request; the last one where an id was used again.
         pool: blocks in the pool, the null block left out.
-        free_after: blocks free when everything has ended.
-        referenced_after: blocks somebody still refers to then, the null block left out.
+        free_after: free blocks after all requests have ended.
+        referenced_after: blocks with references then, the null block left out.
         watermarks_after: watermarks left then.
     """
 
@@ -161,7 +161,7 @@ class EngineRun:
 
     @property
     def preemptions(self) -> int:
-        """Roll-backs of a request for want of blocks."""
+        """Roll-backs of requests because the pool was exhausted."""
         return sum(step.preempted for step in self.steps)
 
     @property
@@ -200,7 +200,7 @@ def ask_engine(
     path: Sequence[str | Path] = (),
     on_step: Callable[[int], None] | None = None,
 ) -> Any:
-    """The answer of an engine process; see `run`."""
+    """Return the answer of an engine process; see `run`."""
     payload = msgspec.to_builtins(workload)
     try:
         return ask(module, payload, environment=side.environment, path=path, on_event=on_step)

@@ -1,10 +1,10 @@
-"""An engine whose freed states are overwritten at once: ``python -m tools.engine.poison``.
+"""Runs an engine whose freed states are overwritten at once: ``python -m tools.engine.poison``.
 
-A block that is freed while somebody still reads it usually keeps its content for a while, and
-nothing is seen. Here the memory of a freed block that no cache entry points to is filled with a
-value no state has, as is the memory of every block handed out; and after every step no live table
-may refer to a free block. What was answered can then be compared with an engine that never reuses
-a block.
+A block that is freed while it is still read usually keeps its content for a while, so the error
+does not show. Here the memory of a freed block without a cache entry is filled with a value that no
+state has, and so is the memory of every newly allocated block; and after every step no live table
+may refer to a free block. The answers can then be compared with those of an engine that never
+reuses a block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRUSTED = Side("trusted", {**STOCK.environment, "POISON_TRUSTED": "1"})
 
 @dataclass(frozen=True, slots=True)
 class Poisoned:
-    """What a poisoned engine did, and how many blocks were overwritten."""
+    """The result of a poisoned engine, and how many blocks were overwritten."""
 
     run: EngineRun
     overwritten: int
@@ -51,7 +51,7 @@ def run(workload: Workload, *, side: Side = FIXED, path: Sequence[str | Path] = 
 
 
 def _run(payload: Any, report: Callable[[Any], None]) -> Any:
-    """The engine's side."""
+    """In the engine's process."""
     os.environ.update(worker.ENVIRONMENT)
     if os.environ.get("POISON_TRUSTED"):
         from vllm.v1.core.single_type_kv_cache_manager import MambaManager
@@ -65,7 +65,7 @@ def _run(payload: Any, report: Callable[[Any], None]) -> Any:
 
 
 class PoisonedPool:
-    """Watches an engine's block pool and overwrites the states of blocks without an owner."""
+    """Watches an engine's block pool and overwrites the states of unreferenced blocks."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine

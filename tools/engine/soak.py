@@ -1,8 +1,8 @@
-"""Mixed traffic on a real engine: ``python -m tools.engine.soak RESULTS --minutes 30``.
+"""Runs mixed traffic on a real engine: ``python -m tools.engine.soak RESULTS --minutes 30``.
 
-Rounds of prompts that share prefixes, are aborted, preempt each other and use ids again, without a
-pause between them. Afterwards the pool must be whole, no record of a request may be left, and the
-memory of the process may not have grown in the second half. Exits with 1 otherwise.
+Rounds of prompts that share prefixes, are aborted, preempt each other and reuse ids, without a
+pause between them. Afterwards all blocks must be free, no watermark of a request may be left, and
+the memory of the process may not have grown in the second half. Exits with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEXTS = 4
 
 
 def traffic(seed: int) -> list[Action]:
-    """One round: six requests, one of them aborted, with ids that later rounds use again."""
+    """Return one round: six requests, one of them aborted, with ids that later rounds reuse."""
     draw = random.Random(seed)
     actions = []
     for number in range(6):

@@ -1,7 +1,7 @@
-"""The engine's side of `harness`: ``python -m`` this, a `Workload` in, an `EngineRun` out.
+"""The engine's process of `harness` (``python -m`` this): a `Workload` in, an `EngineRun` out.
 
-Everything that depends on the engine's inside is here: scheduling with a lag on the CPU platform,
-weights made from a seed, and a record of the block tables after every step.
+This is the only module that depends on the engine's internals: scheduling with a lag on the CPU
+platform, weights made from a seed, and a record of the block tables after every step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EngineProcess:
         self._observe(self.core.scheduler)
 
     def run(self) -> EngineRun:
-        """Do the actions, each when its time has come, until nothing is left to do."""
+        """Make each call at its step, and run until all requests have ended."""
         self.started = time.perf_counter()
         actions = list(self.workload.actions)
         while actions or self._busy():
@@ -93,7 +93,7 @@ class EngineProcess:
         return int(self.engine.vllm_config.model_config.get_vocab_size())
 
     def _note(self, output: Any) -> None:
-        """Keep what a request has got so far."""
+        """Store the answer of a request so far."""
         completion = output.outputs[0]
         before = self.answers[output.request_id]
         self.answers[output.request_id] = replace(
@@ -110,7 +110,7 @@ class EngineProcess:
         )
 
     def _observe(self, scheduler: Any) -> None:
-        """Record the tables whenever a step was scheduled: that is when they hold the most."""
+        """Record the tables after each scheduled step, when they hold the most states."""
         schedule = scheduler.schedule
 
         def observed(*args: Any, **kwargs: Any) -> Any:
@@ -222,10 +222,10 @@ def schedule_ahead(lag: int) -> None:
 
 
 def register_seeded_weights() -> None:
-    """Weights under which the output depends on the whole prompt.
+    """Register weights with which the output depends on the whole prompt.
 
-    vLLM's own dummy weights are so small that every prompt gets the same answer, which would make
-    "same output" an empty claim. These keep a state alive over thousands of tokens.
+    vLLM's own dummy weights are so small that every prompt gets the same answer, so that comparing
+    outputs would prove nothing. With these a state affects thousands of later tokens.
     """
     import torch
     from vllm.model_executor.model_loader import register_model_loader

@@ -1,1 +1,1 @@
-"""Environments and downloads that the sessions run on, made once and kept in a cache."""
+"""Makes the environments and downloads of the sessions, once, and keeps them in a cache."""

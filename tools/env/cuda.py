@@ -1,4 +1,4 @@
-"""The CUDA devices of this machine, and an environment that uses them."""
+"""Finds the CUDA devices of this machine and makes an environment that uses them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cuda_devices() -> list[str]:
-    """CUDA devices that this machine's driver shows; empty where there are none."""
+    """Return the CUDA devices that the driver of this machine lists; empty if there are none."""
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
@@ -16,7 +16,7 @@ def cuda_devices() -> list[str]:
 
 
 def cuda_environment() -> Path:
-    """An interpreter with the CUDA build of the release that the CPU lane runs.
+    """Return an interpreter with the CUDA build of the release that the CPU sessions run.
 
     Raises:
         Unavailable: this machine shows no CUDA device.

@@ -1,6 +1,6 @@
-"""What every session does: take versions, run on each, go on behind a failure, and tell at the end.
+"""Runs a session once per version, continues after a failure, and reports failures at the end.
 
-`noxfile.py` declares the sessions; this knows nothing of any of them.
+`noxfile.py` declares the sessions; this module does not depend on any of them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tools.table import rows as table
 
 
 @dataclass
-class Run:
-    """One run of a session: `version` is the release, or the Python, that it is about, if any."""
+class SessionRun:
+    """One run of a session; `version` is a vLLM release, a Python version, or empty."""
 
     session: nox.Session
     version: str
@@ -36,7 +36,7 @@ class Run:
         trees: Path = provision.RELEASES,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Run test folders with a vLLM importable, telling them which releases there are."""
+        """Run test folders with a vLLM importable; variables name the available releases."""
         results = summary.expect(f"{self.session.name} {self.version}".strip())
         measured = ("-m", "coverage", "run") if provision.COVERAGE else ()
         workers = [f"--numprocesses={min(os.cpu_count() or 1, 4)}"] if parallel else []
@@ -71,17 +71,17 @@ def lane(
     *,
     default: bool = False,
     tags: Sequence[str] = ("full",),
-) -> Callable[[Callable[[Run], None]], None]:
+) -> Callable[[Callable[[SessionRun], None]], None]:
     """Make a session of a function, which runs once per release or Python.
 
     Args:
         every: versions that may be named after ``--``; ``all`` and ``nox -t full`` take them all.
-        usual: those it takes where none is named.
+        usual: those it takes if none is named.
         default: whether a plain ``nox`` runs it.
         tags: ``full`` unless it takes hours, or changes the repository.
     """
 
-    def register(run: Callable[[Run], None]) -> None:
+    def register(run: Callable[[SessionRun], None]) -> None:
         def session(session: nox.Session) -> None:
             versions, arguments = _named(session, every)
             versions = versions or list(every if FULL else usual) or [""]
@@ -91,7 +91,7 @@ def lane(
                 session.log(f"{label}: {number} of {len(versions)}")
                 try:
                     with summary.timed(label):
-                        run(Run(session, version, arguments))
+                        run(SessionRun(session, version, arguments))
                 except provision.Unavailable as reason:
                     summary.skipped(label, str(reason))
                     skipped.append(str(reason))
@@ -116,7 +116,7 @@ FULL = any(re.fullmatch(r"(-t|--tags?=?)?full", word) for word in sys.argv)
 
 
 def _named(session: nox.Session, every: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The versions that the arguments begin with, and the other arguments."""
+    """Split the arguments into the versions that they begin with, and the rest."""
     arguments = list(session.posargs)
     versions: list[str] = []
     if not every and arguments[:1] == ["all"]:  # said to several sessions, some without versions

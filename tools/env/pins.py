@@ -1,7 +1,7 @@
-"""What a set of requirements resolves to: the newest of everything, or the oldest it allows.
+"""Resolves requirements to the newest, or the oldest, versions that they allow.
 
-Asks the registry for metadata, through uv; downloads no package and installs nothing. With it one
-can tell whether this package goes into a pinned vLLM environment without moving a pin.
+It queries the registry for metadata through uv; it downloads no package and installs nothing. It
+shows whether this package can be installed beside a pinned vLLM without moving a pin.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _OPTIONS = ("--quiet", "--no-header", "--no-annotate", "--no-emit-index-url", "-
 
 
 class PinsMoveError(Exception):
-    """There is no way to hold every pin; the message is the resolver's."""
+    """The pins cannot all be kept; the message is the resolver's."""
 
 
 def resolve(
     requirements: Sequence[str], python: str = SERVING_PYTHON, *, lowest: bool = False
 ) -> list[str]:
-    """Every distribution, ``name==version``, that the requirements come to.
+    """Return every distribution, ``name==version``, that the requirements resolve to.
 
     Args:
         requirements: as pip takes them.
         python: for this version (``3.12``), on Linux; from wheels only.
-        lowest: of the distributions named in `requirements` the oldest versions they allow.
+        lowest: take the oldest allowed versions of the distributions named in `requirements`.
     """
     resolution = "lowest-direct" if lowest else "highest"
     done = subprocess.run(
@@ -52,10 +52,10 @@ def resolve(
 
 
 def added(pinned: Sequence[str], wanted: Iterable[str]) -> list[str]:
-    """What installing `wanted` adds to an environment of `pinned` distributions.
+    """Return what installing `wanted` adds to an environment of `pinned` distributions.
 
     Raises:
-        PinsMoveError: it cannot be installed with every pin held.
+        PinsMoveError: it cannot be installed with every pin kept.
     """
     try:
         resolved = resolve([*pinned, *wanted])
@@ -65,14 +65,14 @@ def added(pinned: Sequence[str], wanted: Iterable[str]) -> list[str]:
 
 
 def edge_environment(edge: str, python: str) -> Path:
-    """An environment with the ``lowest`` or the ``newest`` dependencies this package allows."""
+    """Make an environment with the ``lowest`` or ``newest`` dependencies that are allowed."""
     pinned = resolve(_own({"charts"}), python, lowest=edge == "lowest")
     # Behind the tools, so that what these require does not raise a lowest version again.
     return provision.environment(edge, _interpreter(python), provision.group("test"), pinned)
 
 
 def dependencies_environment() -> Path:
-    """An environment with what a user gets from this package beside itself, and nothing else."""
+    """Make an environment with this package's dependencies only."""
     python = provision.PREFERRED_PYTHON
     return provision.environment("sbom", _interpreter(python), resolve(_own(), python))
 

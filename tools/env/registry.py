@@ -1,6 +1,6 @@
-"""What the package registry holds, asked through its ordinary clients: uv for lists, pip for files.
+"""Queries the package registry through its ordinary clients: uv for lists, pip for files.
 
-No address is written here: uv and pip know theirs, and a file's address is only passed on.
+No address is configured here: uv and pip have theirs, and a file's address is only passed on.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Build:
 
     @property
     def preference(self) -> tuple[bool, bool, str]:
-        """Sorts the builds of a release: what pip installs on x86-64 comes first."""
+        """Sort key for the builds of a release: what pip installs on x86-64 comes first."""
         tags = self.name.split("-")
         return ("x86_64" not in self.platform, len(tags) == 5, self.name)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What the matrix has to know of a wheel's contents.
+    """The files of a wheel that the matrix describes.
 
     Attributes:
         manager: the manager file.
@@ -64,7 +64,7 @@ class Opened:
 
 
 def versions(name: str) -> list[str]:
-    """Every published version of a distribution, newest first."""
+    """Return every published version of a distribution, newest first."""
     listed = _run(sys.executable, "-m", "pip", "index", "versions", name)
     found = re.search(r"^Available versions: (.+)$", listed, re.MULTILINE)
     if found is None:
@@ -73,7 +73,7 @@ def versions(name: str) -> list[str]:
 
 
 def builds(name: str, version: str) -> list[Build]:
-    """Every published wheel of one version; what pip installs on x86-64 comes first."""
+    """Return every published wheel of one version; what pip installs on x86-64 comes first."""
     lock = _run(
         *(sys.executable, "-m", "uv", "pip", "compile", "-", "--quiet", "--no-deps"),
         *("--universal", "--format=pylock.toml", f"--python-version={PREFERRED_PYTHON}"),
@@ -88,7 +88,7 @@ def builds(name: str, version: str) -> list[Build]:
 
 
 def open_build(build: Build) -> Opened:
-    """Sources and metadata of a wheel: fetched, checked by hash, and only these kept."""
+    """Fetch a wheel, check its hash, and keep only the sources and metadata that are used."""
     folder = OPENED / f"{build.sha256}-{len(_FILES)}"
     if not folder.exists():
         OPENED.mkdir(parents=True, exist_ok=True)

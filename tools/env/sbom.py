@@ -1,7 +1,7 @@
-"""What is installed with this package, as a CycloneDX document.
+"""Writes a CycloneDX document of what is installed with this package.
 
-Read from an environment that holds the dependencies, of the newest versions. Identical environments
-give identical documents: no time, no serial number.
+It is read from an environment with the newest versions of the dependencies. Identical environments
+give identical documents, without time and serial number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWN = "vllm-mamba-retire"
 
 
 def main() -> int:
-    """Write the document; fail if it leaves a dependency out."""
+    """Write the document; fail if a dependency is missing in it."""
     parser = argparse.ArgumentParser(prog="nox -s sbom --", description=__doc__)
     parser.add_argument("--python", type=Path, required=True, help="of the environment to describe")
     parser.add_argument("--out", type=Path, default=provision.ROOT / "dist" / "sbom.cdx.json")
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def describe(python: Path) -> dict[str, Any]:
-    """The document of an environment, without what this package does not lead to (pip)."""
+    """Return the document of an environment, without what this package does not need (pip)."""
     tool = [
         *(sys.executable, "-m", "cyclonedx_py", "environment", str(python)),
         *("--pyproject", str(provision.ROOT / "pyproject.toml"), "--mc-type", "library"),

@@ -1,4 +1,4 @@
-"""vLLM's source archives: the tree a checkout has, with the tests that no wheel carries.
+"""Downloads vLLM's source archives, which have the tests that no wheel contains.
 
 The registry has them from 0.16.0 on. They are kept in the cache and never committed.
 """
@@ -6,7 +6,6 @@ The registry has them from 0.16.0 on. They are kept in the cache and never commi
 from __future__ import annotations
 
 import os
-import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
@@ -34,14 +33,14 @@ _TORCH = {
 
 
 def source_trees(*versions: str) -> list[Path]:
-    """The folders of several releases, see `source_tree`."""
+    """Return the folders of several releases, see `source_tree`."""
     return [source_tree(version) for version in versions]
 
 
 def source_tree(version: str) -> Path:
-    """A folder with `vllm/`, `tests/` and the pins of a release, as its source archive has them.
+    """Return a folder with `vllm/`, `tests/` and the pins of a release, from its source archive.
 
-    Put it on no path as it is: `vllm/` beside `tests/` would shadow the one under test.
+    Do not put the folder on the path: its `vllm/` would shadow the one under test.
     """
     folder = SOURCES / version
     with provision._lock(f"source-{version}"):
@@ -49,7 +48,7 @@ def source_tree(version: str) -> Path:
             return folder
         SOURCES.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=SOURCES, prefix=".making-") as making:
-            provision._tell(f"fetching the sources of vllm {version} (up to 50 MB)")
+            provision.log(f"fetching the sources of vllm {version} (up to 50 MB)")
             archive = _download(version, Path(making))
             with tarfile.open(archive) as opened:
                 top = f"vllm-{version}/"
@@ -69,24 +68,17 @@ def _download(version: str, folder: Path) -> Path:
     for name, text in _TORCH.items():
         (stand_in / "torch" / name).parent.mkdir(parents=True, exist_ok=True)
         (stand_in / "torch" / name).write_text(text)
-    done = subprocess.run(
-        [
-            *(tools, "-m", "pip", "--disable-pip-version-check", "-q"),
-            *("download", f"vllm=={version}", f"--dest={folder}", "--no-deps", "--no-cache-dir"),
-            *("--no-binary=:all:", "--no-build-isolation"),
-        ],
-        env=os.environ
-        | {
+    provision.pip(
+        f"fetching the sources of {version}",
+        *("download", f"vllm=={version}", f"--dest={folder}", "--no-deps", "--no-cache-dir"),
+        *("--no-binary=:all:", "--no-build-isolation"),
+        python=str(tools),
+        env={
+            **os.environ,
             "PYTHONPATH": str(stand_in),
             "VLLM_TARGET_DEVICE": "empty",
             "VLLM_VERSION_OVERRIDE": version,
         },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
     )
-    if done.returncode:
-        raise provision.ProvisionError(f"fetching the sources of {version} failed\n{done.stdout}")
     (archive,) = folder.glob("vllm-*.tar.gz")
     return archive

@@ -1,4 +1,4 @@
-"""What a whole run did, printed at its end: times, totals, what was skipped and why."""
+"""Prints a report at the end of a run: times, totals, what was skipped and why."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _results: dict[str, Path] = {}
 
 
 def know(session: str) -> None:
-    """Remember a session that could be run."""
+    """Register a session, so that the report can name those that did not run."""
     _known.append(session)
 
 
 def skipped(run: str, reason: str) -> None:
-    """Remember a run, ``unit 3.14``, that was left out."""
+    """Register a run, ``unit 3.14``, that was skipped."""
     _skipped.append((run, reason))
 
 
 @contextmanager
 def timed(run: str) -> Iterator[None]:
-    """Remember how long a run took, whatever came of it."""
+    """Measure how long a run takes, also if it fails."""
     clock, work = time.monotonic(), _work()
     try:
         yield
@@ -40,7 +40,7 @@ def timed(run: str) -> Iterator[None]:
 
 
 def expect(run: str) -> Path:
-    """The JUnit file that pytest is to write in a run."""
+    """Return the path of the JUnit file that pytest must write in a run."""
     results = CACHE / "results" / f"{re.sub(r'[^a-z0-9.]+', '-', run)}.xml"
     results.unlink(missing_ok=True)
     _results[run] = results
@@ -48,7 +48,7 @@ def expect(run: str) -> Path:
 
 
 def close() -> None:
-    """Print the report; prints nothing where no session ran."""
+    """Print the report; nothing if no session ran."""
     if not _seconds:
         return
     total: Counter[str] = Counter()
@@ -69,7 +69,7 @@ def close() -> None:
 
 
 def _work() -> float:
-    """Seconds of processor time that the child processes have taken so far."""
+    """Return the CPU seconds that the child processes have taken so far."""
     times = os.times()
     return times.children_user + times.children_system
 

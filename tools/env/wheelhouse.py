@@ -1,9 +1,8 @@
-"""A folder of wheels that installs this package, and what tests it, without a network."""
+"""Makes a folder of wheels that installs this package and its tests' tools without a network."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,9 +11,9 @@ from tools.env import provision
 
 
 def wheelhouse(python: str) -> Path:
-    """The wheels for one version of Python (``3.12``) on this machine's architecture.
+    """Return the wheels for one version of Python (``3.12``) on this machine's architecture.
 
-    This package's own is built anew each time; the others are fetched once.
+    This package's own wheel is built each time; the others are fetched once.
     """
     folder = provision.CACHE / "wheelhouses" / python
     wanted = ["pip", *provision.group("test", own=True)]
@@ -22,8 +21,9 @@ def wheelhouse(python: str) -> Path:
     with provision._lock(f"wheelhouse-{python}"):
         if not stamp.exists() or stamp.read_text() != "\n".join(wanted):
             shutil.rmtree(folder, ignore_errors=True)
-            print(f"fetching wheels for Python {python}", flush=True)
-            _pip("download", *wanted, f"--dest={folder}", f"--python-version={python}")
+            provision.log(f"fetching wheels for Python {python}")
+            chosen = (*wanted, f"--dest={folder}", f"--python-version={python}")
+            provision.pip("fetching wheels", "download", *chosen, "--only-binary=:all:")
             stamp.write_text("\n".join(wanted))
         for old in folder.glob("vllm_mamba_retire-*.whl"):
             old.unlink()
@@ -32,24 +32,11 @@ def wheelhouse(python: str) -> Path:
 
 
 def own_wheel() -> Path:
-    """This package as it is published."""
+    """Build this package's wheel and return its path."""
     folder = provision.CACHE / "wheel"
     with tempfile.TemporaryDirectory() as making:
         build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", making)
-        _run(*build, str(provision.ROOT))
+        provision.run("building this package", *build, str(provision.ROOT))
         (wheel,) = Path(making).glob("*.whl")
         folder.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(wheel, folder))
-
-
-def _pip(*arguments: str) -> None:
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
-    _run(*pip, *arguments, "--only-binary=:all:")
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    if done.returncode:
-        raise provision.ProvisionError(f"{' '.join(command)} failed\n{done.stdout}")

@@ -1,1 +1,1 @@
-"""Container images, built locally or pulled, and this package in them."""
+"""Tests this package in container images, built locally or pulled."""

@@ -1,7 +1,7 @@
-"""What the Dockerfiles in ``docker/`` are built on here: local stand-ins for the images they name.
+"""Makes local stand-ins for the base images of the Dockerfiles in ``docs/docker/``.
 
-The vLLM image is one of `local_images` with pip added, as published images have it; the one with
-GNU patch is the same Debian with this machine's ``patch`` copied in.
+The vLLM image is one of `local_images` with pip added, as in published images; the one with GNU
+patch is the same Debian with this machine's ``patch`` copied in.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _TOOLS = "localhost/mamba-retire/with-patch"
 
 @dataclass(frozen=True)
 class StandIns:
-    """What a test of the Dockerfiles needs.
+    """The images for a test of the Dockerfiles.
 
     Attributes:
         vllm: image with a release, python3 and pip.
         tools: image with GNU patch.
-        site: where the release lies in it.
-        mounts: folders to mount, as podman's ``--volume`` takes them: torch and its company, and
-            wheels that pip can install this package from without a network.
+        site: folder of the release in it.
+        mounts: folders to mount, as podman's ``--volume`` takes them: torch and vLLM's other
+            requirements, and wheels from which pip installs this package without a network.
     """
 
     vllm: str
@@ -38,7 +38,7 @@ class StandIns:
 
 
 def stand_ins(version: str) -> StandIns:
-    """Make them where they are not there yet."""
+    """Return the images; make those that are missing."""
     local = local_images.make((version,))
     wheels = f"{wheelhouse(provision.PREFERRED_PYTHON)}:/wheels:ro"
     vllm, tools = _VLLM.format(version=version), _TOOLS

@@ -1,8 +1,8 @@
-"""Runs in an image, by the image's own Python: installs this package and asks what comes of it.
+"""Installs this package in a container, with the image's own Python, and checks the result.
 
-Everything around it is mounted read-only at `HOME`; there is no network. It prints one JSON
-document and knows nothing of engines. Until the wheel is installed it needs the standard library
-and no more.
+This file runs in the container; what it needs is mounted read-only at `HOME`, and there is no
+network. It prints one JSON document. Until the wheel is installed it uses only the standard
+library.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ print(json.dumps({
 
 
 def main() -> None:
-    """Every step in a process of its own, since the patch is decided once per process."""
+    """Run every step in a process of its own, because the verdict is fixed per process."""
     try:
         _install()
         found: dict[str, Any] = {

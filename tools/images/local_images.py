@@ -1,7 +1,7 @@
-"""Images made here, without pulling any: Debian, Python and a real vLLM release.
+"""Builds images without pulling any: Debian, Python and a real vLLM release.
 
-Their torch and its company are not in them: `Local.dependencies` is mounted where a .pth file in
-the image points to. They are kept in a store of their own below the cache.
+They do not contain torch and vLLM's other requirements: these are mounted into a folder that a .pth
+file in the image names. The images are kept in a store of their own in the cache.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ runroot = "{STORE}/run"
 
 @dataclass(frozen=True)
 class Local:
-    """Where the images are, for tests.
+    """The images for tests.
 
     Attributes:
         images: release -> name.
-        mount: what the containers need, as ``--mount`` of `tools.images.rollout` takes it.
+        mount: folder that the containers need, as ``--mount`` of `tools.images.rollout` takes it.
     """
 
     images: dict[str, str]
@@ -53,7 +53,7 @@ class Local:
 
 
 def for_tests() -> dict[str, str]:
-    """Environment variables that tell tests/images which images there are."""
+    """Return the environment variables that name the images for tests/images."""
     local = make((provision.ENGINE, provision.NATIVE))
     return {
         "MAMBA_RETIRE_TEST_LIVE_IMAGE": local.images[provision.ENGINE],
@@ -64,9 +64,9 @@ def for_tests() -> dict[str, str]:
 
 
 def make(versions: tuple[str, ...]) -> Local:
-    """An image for each release, made where it is not there yet.
+    """Return an image for each release; make those that are missing.
 
-    From here on podman uses our store and limits, in this process and its children.
+    Afterwards podman uses our store and limits, in this process and its children.
 
     Raises:
         Unavailable: this machine cannot make images.

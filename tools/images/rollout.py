@@ -1,15 +1,15 @@
-"""Proves this package inside the images that serve: without a GPU, without a network.
+"""Tests this package inside images that serve vLLM, without a GPU and without a network.
 
-``nox -s images`` takes the newest leaking release's image from compat_matrix.yaml. Behind ``--``:
+``nox -s images`` uses the image of the newest leaking release in compat_matrix.yaml. After ``--``:
 
---image NAME   a tag from the table, or any image that the engine has; may be repeated
---all          every image of the table
+--image NAME   a tag from the matrix, or any image that the engine has; may be repeated
+--all          every image of the matrix
 --engine NAME  docker or podman; by default the one that answers
---pull         fetch images that are not there (they are large)
---mount A:B    one more folder for the container, read-only (torch for an image without it, say)
+--pull         fetch missing images (they are large)
+--mount A:B    one more folder for the container, read-only (torch for an image without it)
 --wheels DIR   wheels for the image's Python; by default they are fetched
---require      exit 1 where an image is left out, whatever the reason
---write-back   note the results as evidence in compat_matrix.yaml
+--require      exit 1 if an image is skipped, for any reason
+--write-back   write the results as evidence into compat_matrix.yaml
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platf
 
 @dataclass(frozen=True)
 class ImageResult:
-    """What came of one image.
+    """The result of one image.
 
     Attributes:
-        image: as it was asked for.
+        image: name as requested.
         state: ``passed``, ``failed`` or ``skipped``.
         says: why, one sentence.
-        data: what was seen from outside and from inside.
+        data: results of the inspection and of the run in the image.
     """
 
     image: str
@@ -72,7 +72,7 @@ class ImageResult:
 
 
 def main(arguments: Sequence[str]) -> list[ImageResult]:
-    """Run the images that the arguments name and keep a JSON file of each below `RESULTS`."""
+    """Run the images that the arguments name, and write a JSON file of each into `RESULTS`."""
     wish = _parsed(arguments)
     try:
         engine, problem = Engine.find(wish.engine), ""
@@ -93,13 +93,13 @@ def main(arguments: Sequence[str]) -> list[ImageResult]:
 
 
 def failed(outcomes: Sequence[ImageResult], arguments: Sequence[str]) -> bool:
-    """Whether the session has to fail."""
+    """Whether the session must fail."""
     bad = {"failed", "skipped"} if _parsed(arguments).require else {"failed"}
     return any(outcome.state in bad for outcome in outcomes)
 
 
 def default_image() -> Image:
-    """The newest leaking release's, as it is published for most people."""
+    """Return the image of the newest leaking release, in its most common variant."""
     matrix = load_matrix()
     live = {row.version for row in matrix.releases if row.status is Status.LIVE}
     newest = [image for image in matrix.images if image.release == max(live, key=Version)]
@@ -109,12 +109,12 @@ def default_image() -> Image:
 def run_inside(
     engine: Engine, inspection: Inspection, wheels: Path, mounts: Sequence[str]
 ) -> dict[str, Any]:
-    """What an image's own Python says with this package installed into a container of it.
+    """Install this package into a container and return the results of the image's own Python.
 
     Args:
         engine: runs the container.
-        inspection: the image, seen from outside.
-        wheels: folder that installs this package without a network.
+        inspection: the image's inspection from outside.
+        wheels: folder of wheels to install this package from.
         mounts: further folders, ``HOST:CONTAINER``.
     """
     version = str(inspection.target.version)
@@ -137,7 +137,7 @@ def run_inside(
 
 
 def judge(inspection: Inspection, inside: dict[str, Any]) -> str:
-    """What is wrong, one sentence; empty where all is as it must be."""
+    """Return what is wrong in one sentence; empty if nothing is."""
     if "error" in inside:
         return str(inside["error"])
     native = inspection.verdict.reason.value == "native"
@@ -158,10 +158,10 @@ def judge(inspection: Inspection, inside: dict[str, Any]) -> str:
 
 
 def write_back(table: Path, outcome: ImageResult) -> None:
-    """Note a result under its image in the table; comments and order stay.
+    """Write a result as evidence of its image into the matrix; comments and order stay.
 
     Raises:
-        ValueError: the table has no such image.
+        ValueError: the matrix has no such image.
     """
     text = table.read_text()
     repository, _, tag = outcome.image.rpartition(":")
@@ -221,7 +221,7 @@ def _pull(engine: Engine, image: str) -> None:
 
 
 def _run(engine: Engine, options: Sequence[str], *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a container to its end, without a network; removed however this process ends."""
+    """Run a container to its end, without a network; it is removed when this process ends too."""
     name = f"{LABEL}-{uuid.uuid4().hex[:12]}"
     run = [engine.command, "run", "--rm", f"--name={name}", "--pull=never", "--network=none"]
     with raising_signals():

@@ -1,6 +1,6 @@
-"""Runs the same sequences on two releases, each in its own process, and finds where they differ.
+"""Runs the same sequences on two releases, each in its own process, and finds differences.
 
-Imports no vLLM. A difference is cut down by hypothesis to the operations that it needs.
+Imports no vLLM. hypothesis reduces a sequence that differs to the operations that are needed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Variant:
 
     Attributes:
         tree: folder that holds its ``vllm`` package.
-        use: as in `child`.
-        native_source: manager file whose method is grafted, for ``graft``.
-        package: folder that holds this package, for example of a mutant.
+        use: the side, as in `sequence_process`.
+        native_source: manager file whose method is used, for ``graft``.
+        package: folder that holds this package, for example a mutant of it.
     """
 
     tree: Path
@@ -49,11 +49,11 @@ class Variant:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of it.
+    """The result of a comparison.
 
     Attributes:
-        steps: operations carried out on both sides.
-        raised: sequences that ended early with the same error of vLLM's on both sides.
+        steps: operations run on both sides.
+        raised: sequences that ended early with the same error of vLLM on both sides.
         different: seeds of sequences that differ.
         versions: of vLLM, left and right.
         counters: of this package, on the left side.
@@ -67,7 +67,7 @@ class Tally:
 
 
 class Runner:
-    """A process for one side that answers one job after the other."""
+    """A process for one side that runs one job after the other."""
 
     def __init__(self, side: Variant) -> None:
         package = side.package or ROOT / "shim"
@@ -95,13 +95,13 @@ class Runner:
         self.version = str(self._read()["ready"])
 
     def start(self, job: Job) -> None:
-        """Hand a job over; its answers are read with `answers`."""
+        """Send a job; read its answers with `answers`."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
 
     def answers(self) -> Iterator[dict[str, Any]]:
-        """Answers to the job handed over, the last one says ``done``."""
+        """Yield the answers to the job that was sent; the last one is ``done``."""
         while True:
             answer = self._read()
             yield answer
@@ -109,7 +109,7 @@ class Runner:
                 return
 
     def trace(self, sequence: Sequence) -> dict[str, Any]:
-        """What one sequence did, step by step."""
+        """Return what one sequence did, step by step."""
         self.start({"sequence": sequence.to_data()})
         first, _done = self.answers()
         return first
@@ -134,7 +134,7 @@ class Runner:
 
 @contextmanager
 def runners(*sides: Variant) -> Iterator[list[Runner]]:
-    """Processes for some sides, ended together."""
+    """Start a process per side; end all of them on exit."""
     with ExitStack() as stack:
         started = []
         for side in sides:
@@ -146,7 +146,7 @@ def runners(*sides: Variant) -> Iterator[list[Runner]]:
 def compare(
     left: Variant, right: Variant, *, seed: int, steps: int, length: int, scope: Scope
 ) -> Tally:
-    """Run seeds from `seed` on, sequences of `length` operations, `steps` in all, on both sides."""
+    """Run `steps` operations on both sides: the seeds from `seed` on, `length` operations each."""
     job = {"seed": seed, "steps": steps, "length": length, "scope": scope}
     result = Tally()
     with runners(left, right) as (one, other):
@@ -165,7 +165,7 @@ def compare(
 
 
 def first_difference(left: Runner, right: Runner, sequence: Sequence) -> str | None:
-    """Where two sides part on a sequence, in words; None if they do not."""
+    """Return the first difference of two sides on a sequence, in words, or None."""
     ours, theirs = left.trace(sequence)["steps"], right.trace(sequence)["steps"]
     for number, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         if mine != other:
@@ -176,7 +176,7 @@ def first_difference(left: Runner, right: Runner, sequence: Sequence) -> str | N
 
 
 def shrink(sequence: Sequence, fails: Callable[[Sequence], bool]) -> Sequence:
-    """The fewest operations of a failing sequence that still fail, as far as hypothesis gets."""
+    """Return the shortest part of a failing sequence that still fails and hypothesis finds."""
     from hypothesis import Phase, find, settings
     from hypothesis import strategies as st
     from hypothesis.errors import NoSuchExample

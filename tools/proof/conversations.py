@@ -1,9 +1,10 @@
-"""Does keeping the newest states pay? Random conversations in tight pools, on every side.
+"""Measures what keeping the newest states saves: random conversations in tight pools.
 
-``python -m tools.proof.conversations TREE --out FILE`` replays conversations that meet in a pool
-too small for all of them. No rule of eviction wins always; this says how often, by how much, and
-which seeds are the worst and the best. Two kinds of them: answers stay in the history of the next
-turn, or are dropped from it, as chat templates do with reasoning.
+``python -m tools.proof.conversations TREE --out FILE`` replays conversations in a pool that is too
+small for all of them. No eviction rule is best for every workload; the result says how often each
+is better, by how much, and which seeds are the worst and the best. There are two kinds of
+conversations: answers stay in the history of the next turn, or are dropped from it, as chat
+templates do with reasoning.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SHOWN = 5  # seeds at either end
 
 
 def conversations(seed: int, kind: str) -> Scenario:
-    """4-7 conversations of 2-5 turns in a pool of 60-110 blocks."""
+    """Return a scenario: 4-7 conversations of 2-5 turns in a pool of 60-110 blocks."""
     draw = random.Random(f"{kind} {seed}")
     pool = draw.randint(60, 110)
     dropped = kind == "dropped answers"
@@ -62,7 +63,7 @@ def conversations(seed: int, kind: str) -> Scenario:
 
 
 def measure(tree: Path, kind: str, seeds: range) -> list[dict[str, Any]]:
-    """Per seed and side: tokens computed, tokens hit, roll-backs, most blocks in use."""
+    """Return, per seed and side: tokens computed, tokens hit, roll-backs, most blocks in use."""
     sides = (*SIDES, PROMPT)
     scenarios = [conversations(seed, kind) for seed in seeds]
     rows = []
@@ -77,7 +78,7 @@ def measure(tree: Path, kind: str, seeds: range) -> list[dict[str, Any]]:
 
 
 def summary(rows: Sequence[dict[str, Any]], side: str) -> dict[str, Any]:
-    """What one side makes of all seeds, against the fix alone."""
+    """Summarise one side over all seeds, compared with the fix alone."""
     change = sorted((row[side][0] / row[FIXED.name][0] - 1, row["seed"]) for row in rows)
     told = [{"seed": seed, "percent": round(100 * value, 1)} for value, seed in change]
     return {

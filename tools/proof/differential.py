@@ -1,6 +1,6 @@
-"""The long comparison: ``python -m tools.proof.differential TREES RESULTS --release 0.29.0 ...``.
+"""Compares releases over many steps: ``tools.proof.differential TREES RESULTS --release 0.29.0``.
 
-The steps are shared out evenly among the scopes of `tools.proof.sequences.geometry`. Writes a JSON
+The steps are divided evenly among the scopes of `tools.proof.sequences.geometry`. Writes a JSON
 file per release and scope into RESULTS; exits with 1 if anything differs.
 """
 
@@ -25,7 +25,7 @@ SCOPES: tuple[Scope, ...] = ("native", "graft", "wide")
 def compare_release(
     trees: Path, release: str, scope: Scope, steps: int, seed: int
 ) -> dict[str, Any]:
-    """One comparison of a patched release, as plain data for the report."""
+    """Run one comparison of a patched release; return plain data for the report."""
     patched = Variant(trees / release, "patched")
     if scope == "graft":
         other = Variant(trees / release, "graft", trees / NATIVE / MANAGER_FILE)

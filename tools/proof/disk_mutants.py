@@ -34,7 +34,7 @@ EQUIVALENT = {
 
 
 def patched_text(folder: Path) -> tuple[str, set[int]]:
-    """The manager's source with the series applied, and the numbers of the lines it adds."""
+    """Return the manager's source with the series applied, and the line numbers that it adds."""
     tree = read_tree(folder, load_matrix())
     assert tree.patched is not None
     stock, text = tree.data.decode(), tree.patched.decode()
@@ -44,7 +44,7 @@ def patched_text(folder: Path) -> tuple[str, set[int]]:
 
 
 def killer(source: str, tests: str) -> str | None:
-    """The test that fails where this text is the manager's, in forks of this process."""
+    """Return the test that fails with this text as the manager's, run in forks."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "manager.py"
         file.write_text(source)

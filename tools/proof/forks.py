@@ -1,6 +1,6 @@
-"""Work done in forks of a process that has vLLM imported already, which takes seconds.
+"""Runs work in forks of a process that has imported vLLM, because that import takes seconds.
 
-A mutant has to be imported afresh, and so have the tests; everything below them need not be.
+A mutant and its tests must be imported anew; the modules that they use need not be.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LIMIT = 300  # seconds; a mutant that loops for ever is killed by the clock
 
 
 def in_fork(work: Callable[[], str | None]) -> str | None:
-    """Do `work` in a fork of this process and return its answer, or ``clock`` if none came."""
+    """Do `work` in a fork of this process; return its answer, or ``clock`` after the time limit."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -40,7 +40,7 @@ def in_fork(work: Callable[[], str | None]) -> str | None:
 
 
 def first_failure(path: list[Path], tests: str) -> str | None:
-    """The first test that fails with `path` in front of everything else importable."""
+    """Return the first test that fails with `path` first on ``sys.path``, or None."""
     import pytest
 
     failed: list[str] = []

@@ -1,6 +1,6 @@
 """Serves vLLM's manager module from another file, in this process.
 
-How the on-disk series and its mutants are tried without a copy of vLLM: only this file is another.
+The on-disk series and its mutants are tested this way without a copy of vLLM.
 Also a pytest plug-in: ``-p tools.proof.manager_file``, with the file's name in
 ``MAMBA_RETIRE_PROOF_MANAGER``.
 """
@@ -17,7 +17,7 @@ VARIABLE = "MAMBA_RETIRE_PROOF_MANAGER"
 
 
 def serve(manager_file: Path) -> None:
-    """Load the manager module from `manager_file`; nothing may have imported it before."""
+    """Load the manager module from `manager_file`; it must not be imported yet."""
     if MODULE in sys.modules:
         raise RuntimeError(f"{MODULE} is imported already")
     import vllm.v1.core

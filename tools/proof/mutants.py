@@ -1,9 +1,9 @@
 """Runs the tests on mutants of this package and says which test killed which.
 
 ``python -m tools.proof.mutants RESULTS --release 0.29.0``, with that release on the path. vLLM is
-imported once; every mutant gets a fork of that process with its own copy of the package, and the
-quick tests first. A mutant that no test notices has survived, and the exit code is 1 unless
-`EQUIVALENT` says why it cannot be noticed.
+imported once; every mutant runs in a fork of that process with its own copy of the package, the
+quick tests first. A mutant that passes every test has survived; the exit code is 1 unless
+`EQUIVALENT` gives the reason why no test can fail.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ EQUIVALENT = {
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of one mutant: the test that killed it, ``clock``, or None if none did."""
+    """The result of one mutant: the test that killed it, ``clock``, or None if it survived."""
 
     module: str
     mutant: str
@@ -68,13 +68,13 @@ class Fate:
 
     @property
     def excuse(self) -> str | None:
-        """Why it cannot be killed, if that is known."""
+        """The reason why it cannot be killed, if one is listed."""
         label = f"{self.module} {self.mutant}"
         return next((why for part, why in EQUIVALENT.items() if part in label), None)
 
 
 def all_mutants() -> Iterator[tuple[str, str, str]]:
-    """Module, name and source text of every mutant, wrong fixes first."""
+    """Yield module, name and source text of every mutant, wrong fixes first."""
     sources = {name: _file(PACKAGE, name).read_text() for name in TESTS}
     for fix in WRONG_FIXES:
         yield fix.module, f"wrong fix: {fix.name}", fix.of(sources[fix.module])

@@ -1,8 +1,8 @@
-"""Mutants of Python source text: one small wrong change each.
+"""Makes mutants of Python source text: one small wrong change each.
 
-Knows neither this package nor vLLM. What is changed: every guard is made to never and to always
-hold, every comparison is shifted or turned round, every statement without which the code still
-runs is removed, `max` and `min` are swapped, whole numbers are moved by one, `continue` stops.
+It depends on neither this package nor vLLM. The changes: every condition is made always false and
+always true, every comparison is shifted or reversed, statements that need no replacement are
+removed, `max` and `min` are swapped, whole numbers get one more, and `continue` becomes `break`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Mutant:
     """A changed source text.
 
     Attributes:
-        name: what was changed, in which function and line of code: an edit elsewhere leaves it.
+        name: function, change and line of code; edits elsewhere in the file do not change it.
         source: the whole text.
     """
 
@@ -40,7 +40,7 @@ class Mutant:
 
 
 def mutants(source: str, lines: Container[int] | None = None) -> Iterator[Mutant]:
-    """All mutants of the functions and methods of a module, or of those `lines` of it."""
+    """Yield all mutants of the functions and methods of a module, or only of `lines` of it."""
     tree = ast.parse(source)
     code = ["", *map(str.strip, source.splitlines())]
     for function in _functions(tree):

@@ -1,9 +1,9 @@
-"""Puts 0.30.0's own retirement method on an older release, for comparison.
+"""Installs 0.30.0's own retirement method on an older release, for comparison.
 
-Outside of retirement, releases differ from 0.30.0 in what sparse retention keeps, in partial tails
-and in more. The upstream method itself on the older release's code is what the patch has to equal
-there, step by step and without exceptions. The text of the method is read from an installed 0.30.0
-when a comparison runs; it is not kept here.
+Apart from retirement, older releases differ from 0.30.0 in what sparse retention keeps, in partial
+tails and more. There the patch is compared with the upstream method on the older release's code:
+both must be equal in every step. The text of the method is read from an installed 0.30.0 when a
+comparison runs; it is not kept here.
 """
 
 from __future__ import annotations

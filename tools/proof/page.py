@@ -1,7 +1,7 @@
 """Writes docs/proof.md and docs/data/proof.json from the results of the runs.
 
-``python -m tools.proof.page RESULTS DOCS``. Every number in the page is in the JSON, which the runs
-wrote; the page says which part was not run.
+``python -m tools.proof.page RESULTS DOCS``. Every number in the page is from the JSON files that
+the runs wrote; the page names each part that was not run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ pool in which nothing is reused. The controls are mutants that free a state too 
 
 
 def collect(results: Path) -> Data:
-    """The results of the runs."""
+    """Read the results of the runs."""
     data: Data = {
         "differential": _merged(_per_release(results, "differential")),
         "upstream": _per_release(results, "upstream"),
@@ -90,7 +90,7 @@ def collect(results: Path) -> Data:
 
 
 def _shown(done: Data) -> Data:
-    """What the page shows of mutants: how many there are, and the ones that it names."""
+    """Reduce the mutants to what the page shows: their number, and the ones that it names."""
     fates = done["mutants"]
     named = [fate for fate in fates if _is_wrong_fix(fate["mutant"]) or not fate["killed_by"]]
     return {**done, "all": len(fates), "mutants": named}
@@ -106,7 +106,7 @@ def _per_release(results: Path, part: str) -> list[Data]:
 
 
 def _merged(parts: list[Data]) -> list[Data]:
-    """One entry per release, whichever runs its comparisons are from."""
+    """Merge the comparisons of several runs into one entry per release."""
     merged: dict[str, Data] = {}
     for part in parts:
         known = merged.setdefault(part["release"], {**part, "comparisons": []})
@@ -117,7 +117,7 @@ def _merged(parts: list[Data]) -> list[Data]:
 
 
 def render(data: Data) -> str:
-    """The page."""
+    """Return the text of the page."""
     return "\n".join(_sections(data)).rstrip() + "\n"
 
 

@@ -1,6 +1,6 @@
-"""A pytest plug-in that patches vLLM in a run of somebody else's tests, and proves that it did.
+"""A pytest plug-in that patches vLLM in a run of upstream's tests, and checks that it did.
 
-With ``MAMBA_RETIRE=off`` it does nothing: the same command is the control.
+With ``MAMBA_RETIRE=off`` it does nothing: that run is the control.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import vllm_mamba_retire
 
 
 def pytest_sessionstart() -> None:
-    """Decide before any test is collected; ``MAMBA_RETIRE=require`` ends the run in doubt."""
+    """Patch before any test is collected; ``MAMBA_RETIRE=require`` ends the run if that fails."""
     if os.environ.get("MAMBA_RETIRE") != "off":
         import vllm.v1.core.single_type_kv_cache_manager  # noqa: F401
 
@@ -21,7 +21,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The patch must still be on."""
+    """Fail the run if the patch is not installed any more."""
     if os.environ.get("MAMBA_RETIRE") == "off":
         return
     record = vllm_mamba_retire.current()

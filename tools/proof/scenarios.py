@@ -1,7 +1,8 @@
-"""Random traffic for the release's own scheduler, as scenarios of the replay.
+"""Makes random traffic for a release's own scheduler, as scenarios of the replay.
 
-Knows no vLLM. Several requests that share prefixes meet in a pool that is often too small; lags of
-0 to 3, n-gram drafts that are partly rejected, one to three Mamba groups, every retention setting.
+Does not depend on vLLM. Several requests that share prefixes use a pool that is often too small;
+lags of 0 to 3, n-gram drafts that are partly rejected, one to three Mamba groups, every retention
+setting.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from vllm_mamba_retire.replay.scenario import Arrival, Scenario
 
 
 def seeded(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """Return the scenario of a seed."""
     draw = random.Random(f"scheduler {seed}")
     block = draw.choice([16, 32])
     arrivals = tuple(

@@ -1,7 +1,7 @@
-"""Carries sequences out on one release: ``python -m tools.proof.sequence_process SIDE``.
+"""Runs sequences on one release: ``python -m tools.proof.sequence_process SIDE``.
 
-Jobs come in as JSON lines, answers go out as JSON lines. A process serves one release in one way,
-because vLLM and the patch are decided once a process.
+It reads jobs and writes answers as JSON lines. A process uses one release in one way, because vLLM
+and the patch are fixed for the life of a process.
 
 Sides: ``patched`` (this package must patch the release), ``as-is`` (stock, native, or patched on
 disk), ``graft`` (the release with the method of another release's source file, see `graft`).
@@ -42,11 +42,11 @@ def main(side: str, native_source: str = "") -> None:
 
 
 def run(sequence: Sequence, trace: bool = False) -> dict[str, Any]:
-    """Carry a sequence out.
+    """Run a sequence.
 
     Returns:
-        ``digest`` over everything that could be seen after every step; ``error``, if vLLM raised
-        one, which ends the sequence; ``steps``, their number or with `trace` what was seen in each.
+        ``digest`` over the snapshots after every step; ``error``, if vLLM raised one, which ends
+        the sequence; ``steps``, their number, or with `trace` the snapshot of each.
     """
     from tools.proof.traffic import Traffic
 
@@ -118,7 +118,7 @@ def _answer(out: TextIO, **data: Any) -> None:
 
 
 def _claim_stdout() -> TextIO:
-    """The real stdout for answers alone; vLLM prints to stdout too, which now means stderr."""
+    """Return the real stdout for answers only; redirect what vLLM prints to stderr."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return out

@@ -1,8 +1,8 @@
-"""Operation sequences: what a client and a scheduler can do to a KV-cache manager, as plain data.
+"""Defines operation sequences on a KV-cache manager, as a client and a scheduler make them.
 
-Knows no vLLM. An operation is a name and three small numbers that `world` interprets against the
-state at hand, so every list of operations is valid and any part of one is too: that is what lets a
-failing sequence be cut down.
+Plain data; does not depend on vLLM. An operation is a name and three small numbers that `traffic`
+interprets in the current state, so every list of operations is valid and so is any part of one.
+Therefore a failing sequence can be reduced.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Geometry:
         pool: blocks in the pool, the null block among them.
         groups: Mamba groups that share the pool with one attention group.
         spec: speculative blocks = draft tokens per decode step.
-        lag: steps of one request that may be scheduled and not settled, less one.
+        lag: steps of one request that may be scheduled and not settled, minus one.
         retention: ``prefix_cache_retention_interval`` in tokens; None keeps every state.
-        eagle: the drafter is EAGLE or MTP: a hit gives up its last block.
+        eagle: the drafter is EAGLE or MTP: a hit leaves out its last block.
     """
 
     block: int
@@ -62,13 +62,13 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """A manager and what is done to it, in order."""
+    """A manager and the operations on it, in order."""
 
     geometry: Geometry
     operations: tuple[Operation, ...]
 
     def to_data(self) -> dict[str, Any]:
-        """As plain data for JSON."""
+        """Return plain data for JSON."""
         return asdict(self)
 
     @classmethod
@@ -79,13 +79,13 @@ class Sequence:
 
 
 def geometry(choose: Callable[[list[Any]], Any], scope: Scope) -> Geometry:
-    """One geometry, each part chosen by `choose` from a list, the simplest first.
+    """Return a geometry; `choose` picks each part from a list that begins with the simplest.
 
-    The scopes say with what a release is compared and what its other code therefore has to agree
-    on. With 0.30.0 itself: "native", dense retention and hits of whole blocks, and "wide", also
-    sparse retention and partial hits, or else an EAGLE drafter. The two together are left out
-    there: 0.30.0 changed which states a drafter's prompt keeps and where its tail is cached. With
-    0.30.0's method on the release's own code: "graft", everything.
+    The scope names what a release is compared with, which limits the geometries in which its other
+    code behaves the same. With 0.30.0 itself: "native", dense retention and hits of whole blocks;
+    and "wide", also sparse retention and partial hits, or else an EAGLE drafter, but not both:
+    0.30.0 changed which states a drafter's prompt keeps and where its tail is cached. With 0.30.0's
+    method on the release's own code: "graft", everything.
     """
     block = choose([4, 2, 8])
     free = scope != "native"
@@ -101,7 +101,7 @@ def geometry(choose: Callable[[list[Any]], Any], scope: Scope) -> Geometry:
 
 
 def seeded(seed: int, length: int, scope: Scope) -> Sequence:
-    """The sequence of a seed."""
+    """Return the sequence of a seed."""
     draw = random.Random(f"{scope} {seed}")
     shape = geometry(draw.choice, scope)
     names = draw.choices(_NAMES, _WEIGHTS, k=length)
@@ -111,6 +111,6 @@ def seeded(seed: int, length: int, scope: Scope) -> Sequence:
 
 
 def batches(seed: int, steps: int, length: int, scope: Scope) -> Iterator[tuple[int, Sequence]]:
-    """Seeds from `seed` on with their sequences, `steps` operations in all."""
+    """Yield seeds from `seed` on with their sequences, `steps` operations in all."""
     for number in range(-(-steps // length)):
         yield seed + number, seeded(seed + number, min(length, steps - number * length), scope)

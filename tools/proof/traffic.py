@@ -1,8 +1,8 @@
-"""Carries a sequence out on the `KVCacheManager` of the vLLM imported in this process.
+"""Runs a sequence on the `KVCacheManager` of the vLLM imported in this process.
 
-The part of the scheduler is played here: chunk ends as align mode wants them, steps in flight,
-rejected drafts, preemption. Whatever retires states is what is bound to vLLM's class when this
-runs; nothing here knows which fix that is.
+This module stands in for the scheduler: chunk ends of align mode, steps in flight, rejected drafts,
+preemption. States are retired by the methods that vLLM's class has when it runs; this module does
+not depend on which fix that is.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Traffic:
         self.carry_out = {name: getattr(self, f"_{name.replace(' ', '_')}") for name in OPERATIONS}
 
     def do(self, operation: Operation) -> str:
-        """Carry out one operation and say in a word what came of it."""
+        """Run one operation and return its result in a word."""
         name, a, b, c = operation
         answer: str = self.carry_out[name](a, b, c)
         return answer
 
     def snapshot(self) -> Snapshot:
-        """Everything that must be equal: tables, references, free queue, hashes.
+        """Return everything that must be equal: tables, references, free queue, hashes.
 
         Blocks are given by their number in the pool; the null block is 0.
         """
@@ -110,7 +110,7 @@ class Traffic:
         return self._start(client, b) if client else "nobody"
 
     def _start(self, client: Client, number: int) -> str:
-        """First chunk of a request that waits: prefix-cache hit, then allocation."""
+        """Schedule the first chunk of a waiting request: prefix-cache hit, then allocation."""
         request = client.request
         blocks, hit, *rest = self.cache.get_computed_blocks(request)
         if rest and hasattr(request, "shared_prefix_boundary"):
@@ -138,7 +138,7 @@ class Traffic:
         return self._allocate(client, 1 + drafts, drafts=drafts) or "no room"
 
     def _chunk_tokens(self, request: Any, start: int, number: int) -> int:
-        """Tokens of the next prefill chunk, cut where align mode cuts it."""
+        """Return the tokens of the next prefill chunk, cut as align mode cuts it."""
         block, fine = self.geometry.block, self.geometry.hash_block
         end = max(request.num_prompt_tokens, request.num_tokens - 1, start + 1)
         last = request.num_tokens // block * block

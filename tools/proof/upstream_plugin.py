@@ -1,8 +1,8 @@
 """A pytest plug-in for vLLM's own tests, run without upstream's conftest and without the hub.
 
-That conftest wants what only upstream's test image has. Here is the one fixture that the suite of
-`tools.proof.upstream_tests` takes from it, and which tests cannot run on a CPU without a download:
-pytest skips those, and the reason goes into its results.
+That conftest needs packages that only upstream's test image has. This plug-in has the one fixture
+of it that the suite of `tools.proof.upstream_tests` uses, and the list of tests that cannot run on
+a CPU without a download: pytest skips those, and the results give the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEFT_OUT_MODELS = {"llava-hf/llava-1.5-7b-hf": _VISION, "Qwen/Qwen2.5-VL-3B-Ins
 
 @pytest.fixture
 def caplog_vllm(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """`caplog` that sees vLLM's log, which vLLM keeps from the root logger."""
+    """A `caplog` that captures vLLM's log, which vLLM does not pass to the root logger."""
     vllm = logging.getLogger("vllm")
     vllm.propagate, before = True, vllm.propagate
     yield caplog

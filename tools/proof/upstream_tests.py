@@ -41,12 +41,12 @@ MODELS = {
 
 
 class UpstreamError(Exception):
-    """A run of vLLM's tests says nothing: it was not one, or the patch was not on."""
+    """A run of vLLM's tests has no result: no test ran, or the patch was not installed."""
 
 
 @dataclass
 class Results:
-    """What became of the tests of one run, by their names."""
+    """The results of the tests of one run, by their names."""
 
     passed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
@@ -54,12 +54,12 @@ class Results:
 
     @property
     def seen(self) -> int:
-        """How many tests there are, left out or not."""
+        """Number of tests, skipped ones included."""
         return len(self.passed) + len(self.failed) + sum(map(len, self.left_out.values()))
 
 
 def run(sources: Path, paths: tuple[str, ...], mode: str, keyword: str = "") -> Results:
-    """One run of pytest, which prints a line per file.
+    """Run pytest, which prints a line per file.
 
     Args:
         sources: a release's source archive, unpacked.
@@ -113,7 +113,7 @@ def _only_v1(folder: str, names: list[str]) -> list[str]:
 
 
 def _carried(source: str, keyword: str) -> str:
-    """A test module of a newer release, with only the wanted tests and what this release has."""
+    """Adapt a newer release's test module: only the wanted tests and what this release has."""
     parts = ["import contextlib"]
     for node in ast.parse(source).body:
         if isinstance(node, ast.ImportFrom):
@@ -142,7 +142,7 @@ def _read(results: Path) -> Results:
 
 
 def compare(sources: Path, release: str) -> tuple[dict[str, Any], list[str]]:
-    """Both suites on both sides, as plain data for the report, and what is wrong, in words."""
+    """Run both suites on both sides; return plain data for the report, and what is wrong."""
     own: dict[str, Results] = {}
     native: dict[str, Results] = {}
     for side, mode in (("stock", "off"), ("patched", "require")):

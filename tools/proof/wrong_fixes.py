@@ -1,4 +1,4 @@
-"""Wrong fixes that look right: edits of this package that vLLM's own tests mostly let pass.
+"""Defines wrong fixes that look right: edits of this package that mostly pass vLLM's own tests.
 
 Three of them pass the manager tests of 0.29.0, and the last one everything that upstream has.
 """
@@ -28,7 +28,7 @@ class WrongFix:
         """The edited text.
 
         Raises:
-            EditError: the module has changed, and this edit must follow.
+            EditError: the module has changed; adapt this edit to it.
         """
         if source.count(self.old) != 1:
             raise EditError(f"{self.name}: {self.old!r} is in {self.module} not exactly once")

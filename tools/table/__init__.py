@@ -1,1 +1,1 @@
-"""compat_matrix.yaml as tools read and write it."""
+"""Reads and writes compat_matrix.yaml for tools and sessions."""

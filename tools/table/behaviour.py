@@ -1,4 +1,4 @@
-"""What a release really does, run on its own code: one JSON answer on stdout.
+"""Runs the matrix's checks on a release's own code and prints the results as JSON.
 
 ``python -m tools.table.behaviour`` in an environment with vLLM's requirements, this package and one
 release on the path. Every figure is measured in child processes, stock and patched.
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _keep(stock: Observation, kept: Observation) -> list[tuple[str, str]]:
-    """Whether the newest state can be kept: the probe, and hits of a conversation's next turn."""
+    """Check whether the newest state can be kept: the probe, and hits of the next turn."""
     probed = [side.newest.value if side.newest else _probed(side) for side in (stock, kept)]
     try:
         (replayed,) = compare([_CONVERSATION], (FIXED, KEPT))
@@ -90,10 +90,10 @@ def _told(results: list[str]) -> str:
 
 
 def scheduler(sides: Sequence[Side], specs: Sequence[int] = _SPECS) -> list[tuple[str, str]]:
-    """Peak states through the release's own scheduler, as check and result.
+    """Return peak states through the release's own scheduler, as check and result.
 
     Args:
-        sides: stock, and patched where that is another.
+        sides: stock, and patched if that differs.
         specs: speculative blocks, a check each.
     """
     told: dict[int, list[str]] = {spec: [] for spec in specs}
@@ -104,7 +104,7 @@ def scheduler(sides: Sequence[Side], specs: Sequence[int] = _SPECS) -> list[tupl
 
 
 def _replays(side: Side, specs: Sequence[int]) -> list[str]:
-    """Peaks by `specs`; in one child process where that works."""
+    """Return peaks by `specs`, from one child process if that works."""
     try:
         runs = replay_all([_scenario(spec, lag) for spec in specs for lag in _LAGS], side)
     except ChildError:
@@ -120,7 +120,7 @@ def _replay(spec: int, side: Side) -> str:
 
 
 def _reason(log: str) -> str:
-    """The sentence out of a traceback: pydantic adds where to read about itself."""
+    """Return the error's sentence from a traceback, without the link that pydantic adds."""
     lines = [line.strip() for line in log.strip().splitlines()]
     said = [line for line in lines if line.startswith("Assertion failed, ")]
     return said[-1].removeprefix("Assertion failed, ").split(" [type=")[0] if said else lines[-1]

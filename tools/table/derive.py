@@ -1,4 +1,4 @@
-"""The machine-made fields of a row, from the wheels that the registry holds for a release."""
+"""Derives the generated fields of a row from the wheels that the registry has for a release."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Facts = dict[str, Any]
 
 
 def facts(version: str, methods: tuple[str, ...]) -> Facts:
-    """Every machine-made field of a release, in the table's order.
+    """Return every generated field of a release, in the matrix's order.
 
     Raises:
-        ProvisionError: no wheel, or its builds differ in what the table states once for all.
+        ProvisionError: no wheel, or its builds differ in a field that a row has once.
     """
     published = builds("vllm", version)
     if not published:
@@ -48,7 +48,7 @@ def facts(version: str, methods: tuple[str, ...]) -> Facts:
 
 
 def code_status(source: str) -> Status | None:
-    """Absent or native by the code itself; None where only a run can tell live from latent."""
+    """Return absent or native, from the code; None if only a run can tell live from latent."""
     if "mamba_cache_mode" not in source:
         return Status.ABSENT
     return Status.NATIVE if _hook(_methods(source)) is Hook.OWN else None

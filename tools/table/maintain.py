@@ -1,7 +1,7 @@
-"""compat_matrix.yaml against the registry and the real wheels: check, write, or add a release.
+"""Checks compat_matrix.yaml against the published wheels, updates it, or adds a release.
 
-``nox -s matrix`` checks every row; ``-- --write`` puts what it finds into the file and keeps its
-comments and order; ``-- --add 0.34.0`` adds a release and says what changed in it.
+``nox -s matrix`` checks every row; ``-- --write`` writes the results into the file and keeps its
+comments and order; ``-- --add 0.34.0`` adds a release and prints what changed in it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _OLDEST = Version("0.14.1")  # the last release without align mode
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit 0: the table is what the wheels say, or was made so. 1: it differs. 2: an error."""
+    """Exit 0: the matrix agrees with the wheels, or was updated. 1: it differs. 2: an error."""
     options = _options(argv)
-    table = Table(TABLE)
+    table = MatrixFile(TABLE)
     try:
         if options.add:
             return add(table, options.add)
@@ -63,11 +63,11 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-class Table:
+class MatrixFile:
     """The file, with its comments, quotes and order kept.
 
-    Only the list of releases is parsed to be written again; what stands before and behind it is
-    kept byte for byte.
+    Only the list of releases is parsed and written again; the text before and after it is kept byte
+    for byte.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,7 +88,7 @@ class Table:
         return next(row for row in self.rows if row["version"] == version)
 
     def put(self, version: str, found: Facts) -> None:
-        """Bring a row up to date; fields that it lacks go to their place in `ORDER`."""
+        """Update a row; insert missing fields at their place in `ORDER`."""
         row = self.row(version)
         for field, value in found.items():
             if plain(row.get(field)) == value:
@@ -107,8 +107,8 @@ class Table:
         draft.replace(self.path)
 
 
-def compare(table: Table, versions: list[str], write: bool, run: bool) -> int:
-    """Hold rows against wheels and runs; with `write`, make them so."""
+def compare(table: MatrixFile, versions: list[str], write: bool, run: bool) -> int:
+    """Compare rows with wheels and runs; with `write`, update them."""
     differences = 0
     for version in versions or [row["version"] for row in table.rows]:
         row = table.row(version)
@@ -122,7 +122,7 @@ def compare(table: Table, versions: list[str], write: bool, run: bool) -> int:
             differences += 1
         print(f"{version} looked at", flush=True)
         if write:
-            table = Table(TABLE)  # runs take minutes; somebody may have edited it since
+            table = MatrixFile(TABLE)  # runs take minutes; somebody may have edited it since
             table.put(version, found)
             table.save()
     if not versions:
@@ -132,8 +132,8 @@ def compare(table: Table, versions: list[str], write: bool, run: bool) -> int:
     return 1 if differences and not write else 0
 
 
-def add(table: Table, version: str) -> int:
-    """Add a release behind the last row and say how it compares with it."""
+def add(table: MatrixFile, version: str) -> int:
+    """Add a release after the last row and print how it compares with that row."""
     last = table.rows[-1]
     found = facts(version, table.methods)
     listed = code_status(open_source(version))
@@ -150,7 +150,7 @@ def add(table: Table, version: str) -> int:
 
 
 def news(last: Facts, new: Facts) -> Iterator[str]:
-    """What a person must know of a new release."""
+    """Return what a maintainer must check about a new release."""
     if last["status"] == Status.NATIVE.value != new["status"]:
         yield f"the fix is gone: {last['status']} in {last['version']}, {new['status']} here"
     names = sorted({*last["fingerprints"], *new["fingerprints"]})
@@ -163,7 +163,7 @@ def news(last: Facts, new: Facts) -> Iterator[str]:
 
 
 def behaviour(seen: list[Facts]) -> Status:
-    """Live or latent, by whether the release's own scheduler reaches the defect."""
+    """Return live or latent: whether the release's own scheduler reaches the defect."""
     scheduler = [entry["result"] for entry in seen if entry["run"].startswith("scheduler")]
     if not scheduler or any("does not run" in result for result in scheduler):
         raise ProvisionError(f"no scheduler replay tells live from latent: {scheduler}")
@@ -173,18 +173,18 @@ def behaviour(seen: list[Facts]) -> Status:
 
 
 def open_source(version: str) -> str:
-    """Manager source of a release."""
+    """Return the manager source of a release."""
     return registry.open_build(registry.builds("vllm", version)[0]).manager.decode()
 
 
-def unlisted(table: Table) -> list[str]:
-    """Published releases from the oldest row on that the table lacks."""
+def unlisted(table: MatrixFile) -> list[str]:
+    """Return published releases, from the oldest row on, that the matrix lacks."""
     listed = {row["version"] for row in table.rows}
     return [v for v in registry.versions("vllm") if Version(v) >= _OLDEST and v not in listed]
 
 
 def evidence(version: str, known: list[Facts]) -> list[Facts]:
-    """Run the checks on a release; one whose result is as known keeps its date and version."""
+    """Run the checks on a release; an unchanged result keeps its date and version."""
     path = os.pathsep.join(map(str, (provision.own_package(), provision.release(version), ROOT)))
     child = subprocess.run(
         [str(provision.shared_environment()), "-m", "tools.table.behaviour"],
@@ -205,7 +205,7 @@ def evidence(version: str, known: list[Facts]) -> list[Facts]:
 
 
 def differ(row: Facts, found: Facts) -> Iterator[str]:
-    """The fields in which a row is not what was found."""
+    """Return the fields in which a row differs from the results."""
     for field, value in found.items():
         here = row.get(field)
         if field == "evidence":  # when it was run is no difference
@@ -219,7 +219,7 @@ def _results(entries: Iterable[Facts]) -> Any:
 
 
 def plain(node: Any) -> Any:
-    """A node of the file as ordinary values."""
+    """Convert a node of the file to plain values."""
     if isinstance(node, dict):
         return {str(key): plain(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -228,7 +228,7 @@ def plain(node: Any) -> Any:
 
 
 def styled(field: str, value: Any) -> Any:
-    """A value as this file writes it: numbers that are text quoted, short lists on one line."""
+    """Convert a value to this file's style: quoted version numbers, short lists on one line."""
     if field == "fingerprints":
         # Ten digits and six letters: one day sixteen digits, which YAML would read as a number.
         return CommentedMap((k, DoubleQuotedScalarString(v)) for k, v in value.items())

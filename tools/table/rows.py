@@ -1,4 +1,4 @@
-"""The releases of compat_matrix.yaml as the sessions need them."""
+"""Reads the releases of compat_matrix.yaml for the sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Release:
     Attributes:
         version: release segment.
         status: what it does with old states.
-        imports: distributions that its manager's module wants beside the shared ones.
+        imports: distributions that its manager module needs besides the shared ones.
     """
 
     version: str
@@ -26,7 +26,7 @@ class Release:
 
 
 def releases() -> list[Release]:
-    """Every release in the table, in its order."""
+    """Return every release in the matrix, in its order."""
     data = yaml.safe_load((ROOT / "compat_matrix.yaml").read_text())
     return [
         Release(row["version"], row["status"], tuple(row.get("imports", ())))
@@ -35,15 +35,15 @@ def releases() -> list[Release]:
 
 
 def versions(*statuses: str) -> list[str]:
-    """Versions of the releases with one of these statuses; of all, where none is named."""
+    """Return the versions of the releases with one of these statuses; without any, of all."""
     return [row.version for row in releases() if not statuses or row.status in statuses]
 
 
 def edges() -> list[str]:
-    """What a plain run tests: oldest and newest live release, first and newest with the fix."""
+    """Return what a plain run tests: oldest and newest live, first and newest fixed release."""
     return [versions(status)[end] for status in ("live", "native") for end in (0, -1)]
 
 
 def extra_imports() -> list[str]:
-    """What some release's manager module imports and the shared environment would lack."""
+    """Return what manager modules import in addition to the shared requirements."""
     return sorted({name for row in releases() for name in row.imports})

@@ -13,7 +13,7 @@ FILE = ROOT / "compat_matrix.schema.json"
 
 
 def text() -> str:
-    """The file."""
+    """Return the text of the file."""
     return json.dumps(schema(Matrix), indent=2) + "\n"
 
 

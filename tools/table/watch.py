@@ -1,7 +1,7 @@
-"""vLLM releases that the table lacks: does each still have the methods that we know, and the fix?
+"""Reports vLLM releases that the matrix lacks: whether they have known methods and the fix.
 
-Asks the registry, opens the wheels and runs the matrix's checks; writes nothing. What is to be done
-with an answer is in docs/maintaining.md.
+Queries the registry, opens the wheels and runs the matrix's checks; writes nothing.
+docs/maintaining.md says what to do with each result.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tools.table.behaviour import DOES_NOT_RUN
 from vllm_mamba_retire.releases import Matrix, Row, Status, load_matrix
 
 
-class Finding(str, Enum):
-    """How a release compares with the rows of the table."""
+class Change(str, Enum):
+    """How a release compares with the rows of the matrix."""
 
     UNCHANGED = "unchanged"  # the methods of a release that is known
     CHANGED = "changed"  # other methods
@@ -29,10 +29,10 @@ class Finding(str, Enum):
 
 @dataclass(frozen=True)
 class News:
-    """One release that the table lacks."""
+    """One release that the matrix lacks."""
 
     version: str
-    outcome: Finding
+    outcome: Change
     says: str
     broken: tuple[str, ...] = ()  # checks that this package's commands cannot run there
 
@@ -41,7 +41,7 @@ class News:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit 0: nothing new, or nothing that changes anything. 1: a person must look. 2: an error."""
+    """Exit 0: nothing new, or no action needed. 1: a maintainer must act. 2: an error."""
     parser = argparse.ArgumentParser(prog="nox -s upstream --", description=__doc__)
     parser.add_argument("--forget", metavar="VERSION", help="as if the table lacked this release")
     parser.add_argument("--no-evidence", action="store_true", help="wheels only: run nothing")
@@ -53,15 +53,15 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if not news:
         print("no release that the table lacks")
-    return 1 if any(each.outcome is not Finding.UNCHANGED or each.broken for each in news) else 0
+    return 1 if any(each.outcome is not Change.UNCHANGED or each.broken for each in news) else 0
 
 
 def look(forgotten: str | None, *, run: bool) -> list[News]:
-    """Compare every release that the table lacks, printing each answer as it comes."""
+    """Compare every release that the matrix lacks; print each result at once."""
     from tools.table import maintain as lane
     from tools.table.derive import code_status, facts
 
-    table, known = lane.Table(lane.TABLE), load_matrix(ROOT / "compat_matrix.yaml")
+    table, known = lane.MatrixFile(lane.TABLE), load_matrix(ROOT / "compat_matrix.yaml")
     rows = [row for row in known.releases if row.version != forgotten]
     news = []
     for version in [*lane.unlisted(table), *([forgotten] if forgotten else [])]:
@@ -80,7 +80,7 @@ def look(forgotten: str | None, *, run: bool) -> list[News]:
 
 
 def broken_checks(checks: Iterable[Mapping[str, str]]) -> list[str]:
-    """Checks that did not run, each with the call that failed."""
+    """Return the checks that did not run, each with the call that failed."""
     return [f"{c['run']}: {c['result']}" for c in checks if c["result"].startswith(DOES_NOT_RUN)]
 
 
@@ -96,7 +96,7 @@ def judge(
     Args:
         version: the release.
         fingerprints: of its methods.
-        native: whether its `MambaManager` frees a range by a method of its own, as the fix does.
+        native: whether its `MambaManager` has its own method that frees a range, as the fix does.
         table: names the first release with the fix.
         rows: releases to compare with.
     """
@@ -105,15 +105,15 @@ def judge(
     should_be_fixed = Version(version) >= Version(table.fix.first_release)
     if should_be_fixed and not (native or (like and like.status is Status.NATIVE)):
         says = f"no method of the fix, which is in {table.fix.first_release} and newer"
-        return News(version, Finding.FIX_MISSING, says)
+        return News(version, Change.FIX_MISSING, says)
     if like is not None:
         says = f"the methods of {like.version} ({like.status.value})"
-        return News(version, Finding.UNCHANGED, says)
+        return News(version, Change.UNCHANGED, says)
     nearest = next((r for r in newest_first if Version(r.version) <= Version(version)), None)
     other = nearest.fingerprints if nearest else {}
     names = [n for n in {**other, **fingerprints} if other.get(n) != fingerprints.get(n)]
     since = nearest.version if nearest else "nothing"
-    return News(version, Finding.CHANGED, f"since {since}: {', '.join(sorted(names))}")
+    return News(version, Change.CHANGED, f"since {since}: {', '.join(sorted(names))}")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def check(
         report.files = {str(tree.file): tree.state.value}
         report.sentence = tree.sentence
         hidden = overriding_code(tree, tree.data)
-        report.exit_code = 0 if tree.settled and not hidden else 1
+        report.exit_code = 0 if tree.done and not hidden else 1
         report.notes = [
             *(f"Python runs {path} and does not compare it with the source" for path in hidden),
             *filter(None, [link_in(tree)]),

@@ -99,7 +99,7 @@ def _sentences(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, bool]]:
 
 
 def _metrics(nodes: Sequence[Node]) -> Iterator[Any]:
-    from vllm_mamba_retire.metrics import add, families, gauge
+    from vllm_mamba_retire.prometheus import add, families, gauge
 
     extra = ("node",) if any(node.name for node in nodes) else ()
     yield from families(

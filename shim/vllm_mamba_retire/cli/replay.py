@@ -111,7 +111,7 @@ def replay(
         if csv_file is not None:
             _write_csv(csv_file, list(_rows(flat)))
         if chart is not None:
-            from vllm_mamba_retire.replay.charts import draw
+            from vllm_mamba_retire.replay.drawing import draw
 
             draw(_first_difference(flat), chart)
     if as_json:

@@ -1,1 +1,1 @@
-"""Inspects a container image without running it: which vLLM would serve, and is it fixed?"""
+"""Inspects a container image without running it: which vLLM it serves and whether that leaks."""

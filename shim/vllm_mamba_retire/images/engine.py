@@ -1,7 +1,7 @@
-"""Docker or podman, through their own commands.
+"""Reads images through the commands of docker or podman.
 
-A container is created, exported and removed, and never started. It is removed, too, when this
-process is told to end; one whose process was killed is removed by the next.
+A container is created, exported and removed, and never started. It is removed too when a signal
+ends this process; a container left by a killed process is removed by the next run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHUNK = 1 << 20
 
 
 class NoEngineError(ImageError):
-    """There is no container engine that answers."""
+    """No container engine answers; the message says what to do."""
 
 
 class NoImageError(ImageError):
@@ -46,7 +46,7 @@ class _Settings(msgspec.Struct, rename="pascal"):
 
 
 class _Image(msgspec.Struct, rename="pascal"):
-    """What ``image inspect`` prints, as far as it matters."""
+    """The fields of ``image inspect`` that are used here."""
 
     id: str
     architecture: str | None = None
@@ -62,10 +62,10 @@ class Engine:
 
     @classmethod
     def find(cls, wanted: str | None = None) -> Engine:
-        """The engine of this name, or the first that answers.
+        """Return the engine of this name, or the first that answers.
 
         Raises:
-            NoEngineError: none does; a client without its daemon does not.
+            NoEngineError: none answers, for example a client without its daemon.
         """
         _end_orphans()
         problems = []
@@ -80,10 +80,10 @@ class Engine:
         raise NoEngineError(f"no container engine: {'; '.join(problems)}")
 
     def config(self, image: str) -> Config:
-        """What the engine knows of an image that it has.
+        """Return the configuration of a local image.
 
         Raises:
-            ImageError: it does not have it, or describes it in an unknown way.
+            ImageError: the engine lacks the image, or its output has an unknown format.
         """
         answer = _run([self.command, "image", "inspect", image])
         if answer.returncode:
@@ -109,10 +109,10 @@ class Engine:
         )
 
     def read(self, image: str) -> tuple[Config, Root]:
-        """What matters of an image that the engine has.
+        """Export a local image and return the files that decide which vLLM serves.
 
         Raises:
-            ImageError: it does not have it, or it cannot be read.
+            ImageError: the engine lacks the image, or it cannot be read.
         """
         config = self.config(image)
         root = Root("".join(config.command[:1]))
@@ -191,13 +191,13 @@ def raising_signals() -> Iterator[None]:
 
 
 def _is_left_over(name: str) -> bool:
-    """Whether a container's name is that of a process of this machine that is gone."""
+    """Whether a container's name is that of a process of this machine that has ended."""
     owner = re.fullmatch(rf"{LABEL}-{_HOST}-(\d+)-\w+", name)
     return owner is not None and not psutil.pid_exists(int(owner[1]))
 
 
 def _end_orphans() -> None:
-    """End exports of killed processes: podman's waits for its reader, and all of podman for it."""
+    """End exports of killed processes: podman's waits for its reader and blocks all of podman."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if words[1:2] == ["export"] and _is_left_over(words[-1]):

@@ -1,8 +1,8 @@
-"""What is read of an image: its configuration, and the few files that decide which vLLM serves.
+"""Reads an image: its configuration, and the few files that decide which vLLM serves.
 
 Paths are text relative to the image's root, without a leading slash. Links are followed as in a
 process whose root is the image: ``..`` at the root stays there, an absolute target begins there.
-Nothing of an image is executed, and what is kept of it is bounded.
+Nothing of an image is executed, and the memory that its files take is bounded.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class ImageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """An image's configuration, as far as it decides which vLLM serves.
+    """The part of an image's configuration that decides which vLLM serves.
 
     Attributes:
         name: as the user gave it.
         image_id: digest of the configuration; None for a root file system.
         digest: of the manifest, where known.
-        architecture: as images name it; None for a root file system.
+        architecture: in the image's spelling (``amd64``); None for a root file system.
         environment: variables that its processes start with.
         command: entry point and arguments; empty for a root file system.
         folder: where its processes start, relative to the root.
@@ -86,15 +86,15 @@ class Config:
 
 
 class Root:
-    """The files of an image that decide, and all of its links.
+    """The files of an image that decide which vLLM serves, and all of its links.
 
     Attributes:
-        files: contents by path; the head of an executable.
+        files: contents by path; of an executable, the first bytes.
         links: targets of links by path. A hard link is one to the first name of its file.
     """
 
     def __init__(self, command: str = "") -> None:
-        """`command`: the executable that the image starts; its head is kept, too."""
+        """`command`: the executable that the image starts; its first bytes are kept too."""
         self.files: dict[str, bytes] = {}
         self.links: dict[str, str] = {}
         self._command = posixpath.basename(command)
@@ -102,7 +102,7 @@ class Root:
         self._size = 0
 
     def bytes_wanted(self, path: str) -> int:
-        """How much of a file is kept: 0 for nearly all of an image."""
+        """Return how many bytes of a file to keep: 0 for most files of an image."""
         name = posixpath.basename(path)
         if is_interpreter(name) or name in ("vllm", self._command):
             return _SCRIPT_HEAD
@@ -114,7 +114,7 @@ class Root:
         self.files[path] = data
 
     def put_link(self, path: str, target: str) -> None:
-        """Keep a symbolic link; one that Linux could not hold is left out."""
+        """Keep a symbolic link; skip one that Linux could not hold."""
         if len(target) < _MAX_PATH:
             self._count(path, len(target))
             self.links[path] = target
@@ -124,7 +124,7 @@ class Root:
         self.put_link(path, self.links.get(first, f"/{first}"))
 
     def resolve(self, path: str) -> str | None:
-        """The path that the kernel ends at, whether there is something or not; None for a loop."""
+        """Follow links as the kernel does; the path may not exist. None for a loop."""
         done: list[str] = []
         rest = path.split("/")[::-1] if len(path) < _MAX_PATH else []
         followed = 0 if rest else _MAX_LINKS + 1
@@ -144,12 +144,12 @@ class Root:
         return "/".join(done) if followed <= _MAX_LINKS else None
 
     def read(self, path: str) -> bytes | None:
-        """Contents of a file, links followed; None where there is none, or it was not kept."""
+        """Return a file's contents, links followed; None if it does not exist or is not kept."""
         found = self.resolve(path)
         return None if found is None else self.files.get(found)
 
     def text(self, path: str) -> str:
-        """Contents as text; empty where there is no such file."""
+        """Return the contents as text; empty if there is no such file."""
         return (self.read(path) or b"").decode("utf-8", "replace")
 
     def names_in(self, folder: str) -> list[str]:
@@ -172,7 +172,7 @@ class Root:
 
 
 def is_interpreter(name: str) -> bool:
-    """Whether a file is named as a Python is."""
+    """Whether a file has the name of a Python interpreter."""
     return _INTERPRETER.search(name) is not None
 
 
@@ -180,7 +180,7 @@ def read_rootfs(folder: Path) -> Root:
     """Read an unpacked image; no link is followed on this machine.
 
     Raises:
-        ImageError: no root file system, or it cannot be read.
+        ImageError: the folder is no root file system, or cannot be read.
     """
     if not folder.is_dir():
         raise ImageError(f"{folder} is not a folder; `podman load -i {folder}` reads an archive")
@@ -227,12 +227,12 @@ def read_tar(root: Root, stream: IO[bytes], wanted: frozenset[str] = frozenset()
     """Read an engine's export of a container.
 
     Args:
-        root: where what matters goes.
+        root: receives the files to keep.
         stream: the tar, uncompressed.
-        wanted: files to keep although their names do not tell why.
+        wanted: paths to keep in addition to those that `Root.bytes_wanted` selects.
 
     Returns:
-        Files that hard links need and that were not kept; to be read by a second call.
+        Paths that hard links need and that were not kept; pass them as `wanted` to a second call.
 
     Raises:
         ImageError: truncated, damaged, or larger than what is kept of an image.

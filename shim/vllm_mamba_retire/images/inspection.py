@@ -1,4 +1,4 @@
-"""From an image's files to a verdict, as a process that starts in the image would come to it."""
+"""Decides about the vLLM of an image from its files, as a process in the image would."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .serving import Serving, find_serving
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was found in an image.
+    """The result for an image.
 
     Attributes:
-        config: what the image says about itself.
+        config: the image's configuration.
         serving: the interpreter and vLLM that it would start.
-        target: that vLLM, with its paths as they are in the image.
-        verdict: what this package says about it.
-        installed: what the interpreter has of this package.
-        obstacle: why the process would not patch a vLLM that needs it; None where it would.
+        target: that vLLM, with its paths in the image.
+        verdict: the verdict on it.
+        installed: this package's installation in that interpreter.
+        obstacle: why the process would not patch a vLLM that needs it; None if it would.
         keep: whether the process would keep the newest states.
     """
 
@@ -43,8 +43,8 @@ class Inspection:
 
     @property
     def reason(self) -> str:
-        """Code of the verdict; ``undecided`` where it cannot be told which vLLM serves, and
-        ``unpatched`` where it leaks and nothing in the image stops it.
+        """The verdict's code; ``undecided`` if the serving vLLM is unknown, ``unpatched`` if it
+        leaks and the image does not patch it.
         """
         if self._undecided:
             return "undecided"
@@ -52,7 +52,7 @@ class Inspection:
 
     @property
     def sentence(self) -> str:
-        """Why, for people."""
+        """The result and what to do, in one or more sentences."""
         if self._undecided:
             trees = ", ".join([str(self.target.package), *self.serving.others])
             return (
@@ -70,7 +70,7 @@ class Inspection:
 
     @property
     def finding(self) -> bool:
-        """Whether the image must not serve as it is, or does not do what it is set to."""
+        """Whether the image may leak when it serves, or does not do what its settings request."""
         return (
             self._undecided
             or bool(self.obstacle)
@@ -85,7 +85,7 @@ class Inspection:
         return bool(self.serving.others) and not told
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """Return plain data for JSON."""
         return {
             "image": self.config.name,
             "image_id": self.config.image_id,
@@ -138,7 +138,7 @@ def inspect(config: Config, root: Root) -> Inspection:
 
 
 def _files(root: Root, folder: str) -> Iterator[tuple[str, bytes]]:
-    """What matters of one folder of the search path, by relative path."""
+    """Return the kept files of one folder of the search path, by relative path."""
     described = [name for name in root.names_in(folder) if name.startswith("vllm")]
     for file in (
         *(f"vllm/{name}" for name in VLLM_FILES),

@@ -1,9 +1,9 @@
-"""Which vLLM an image would serve, from its files and configuration alone.
+"""Finds the vLLM that an image would serve, from its files and configuration.
 
-The command is followed where it starts a Python, or a script whose ``#!`` line names one. The
-search path is rebuilt from the interpreter's flags, PYTHONPATH, its site folders and the plain
-lines of their .pth files. A shell, ``tini`` or ``uv run`` is not followed: then every interpreter
-of the image is a candidate.
+The command is followed if it starts a Python, or a script whose ``#!`` line names one. The search
+path is rebuilt from the interpreter's flags, PYTHONPATH, its site folders and the plain lines of
+their .pth files. A shell, ``tini`` or ``uv run`` is not followed: then every interpreter of the
+image is a candidate.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _MAX_INTERPRETERS = 100
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What starts when the image serves.
+    """The interpreter and the vLLM that an image serves with.
 
     Attributes:
         interpreter: path of the Python, as it is called.
-        python: its version, as ``3.12``; None where no file tells.
+        python: its version, as ``3.12``; None if no file has it.
         architecture: of the interpreter's file.
         path: the search path.
         site: folder that holds the `vllm` package.
         package: that package, links followed.
-        certain: the folder is on the interpreter's search path, as far as files tell.
+        certain: by the image's files, the folder is on the interpreter's search path.
         followed: the image's command starts this interpreter.
         others: further `vllm` packages in the image.
     """
@@ -61,7 +61,7 @@ class _Start:
 
 
 def find_serving(config: Config, root: Root) -> Serving:
-    """The interpreter and vLLM of an image.
+    """Find the interpreter and vLLM of an image.
 
     Raises:
         ImageError: it has no Python or no vLLM.
@@ -99,7 +99,7 @@ def find_serving(config: Config, root: Root) -> Serving:
 
 
 def _packages(root: Root) -> dict[str | None, str]:
-    """Folder of every `vllm` package, by its first file with links followed."""
+    """Return the folder of every `vllm` package, keyed by its first file with links followed."""
     found = [path for path in (*root.files, *root.links) if f"/{path}".endswith(f"/{_MARK}")]
     found += [f"{path}/__init__.py" for path in root.links if f"/{path}".endswith("/vllm")]
     sites = (path.removesuffix(_MARK).rstrip("/") for path in sorted(found))
@@ -111,7 +111,7 @@ def _packages(root: Root) -> dict[str | None, str]:
 
 
 def _follow(config: Config, root: Root) -> _Start | None:
-    """The interpreter that the image's command starts; None where that cannot be told."""
+    """Return the interpreter that the image's command starts; None if that is not certain."""
     words = list(config.command)
     program = _which(config, root, words[0]) if words else None
     if program is not None and not is_interpreter(program):
@@ -182,7 +182,7 @@ def _search_path(config: Config, root: Root, start: _Start) -> tuple[str, ...]:
 
 
 def _folders(config: Config, root: Root, start: _Start) -> Iterator[str]:
-    """What Python puts on ``sys.path``, relative paths as they are."""
+    """Return the folders that Python puts on ``sys.path``; relative paths stay relative."""
     isolated = start.options & {"E", "I"}
     environment = {} if isolated else config.environment
     if start.folder is not None:

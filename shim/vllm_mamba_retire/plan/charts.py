@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_mamba_retire.replay.charts import LOOK, finish, subplots
+from vllm_mamba_retire.replay.drawing import LOOK, finish, subplots
 from vllm_mamba_retire.replay.scenario import InputError
 
 from .deployment import Deployment

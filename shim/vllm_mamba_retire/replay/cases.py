@@ -1,7 +1,7 @@
-"""Reads YAML case files: geometries met in the field, the figures they gave, one entry each.
+"""Reads YAML case files: one entry per reported geometry, with the figures expected of it.
 
-A case becomes one scenario per lag and pool that it names. Every complaint names the file, the
-case and the field. The figures are only carried along; `expectations` compares them.
+A case becomes one scenario per lag and pool that it names. Every error names the file, the case and
+the field. This module does not interpret the figures; `expectations` compares them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Case:
 
     Attributes:
         id: name.
-        source: where the geometry was met.
-        releases: vLLM releases its figures hold on.
-        scenarios: what to replay; none where the entry has no prompt.
-        figures: the expected figures as they stand in the file.
-        block_bytes: size of one block of the shared pool in bytes, where the layout is given.
+        source: where the geometry was reported.
+        releases: vLLM releases that its figures hold for.
+        scenarios: what to replay; none if the entry has no prompt.
+        figures: the expected figures as written in the file.
+        block_bytes: size of one block of the shared pool in bytes; None without a layout.
     """
 
     id: str
@@ -53,7 +53,7 @@ def read_cases(path: Path) -> tuple[Case, ...]:
     """Read a case file.
 
     Raises:
-        InputError: it cannot be read, or an entry makes no sense.
+        InputError: it cannot be read, or an entry is invalid.
     """
     try:
         document = yaml.safe_load(path.read_text())

@@ -1,7 +1,7 @@
-"""Compares a case's figures with what its replays gave.
+"""Compares a case's expected figures with the results of its replays.
 
-A figure is a number alone (peak states of one request in one Mamba group) or names the property
-of `Run` it is for, with ``_at_least`` or ``_at_most`` behind it where it is a bound.
+A figure is a plain number (peak states of one request in one Mamba group) or has the name of a
+property of `Run`, with the suffix ``_at_least`` or ``_at_most`` for a bound.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _RELATIONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 def differences(
     case: Case, comparisons: Sequence[Comparison], sides: Container[str] | None = None
 ) -> list[str]:
-    """One sentence for each figure of the case that its replays did not give.
+    """Return one sentence for each figure of the case that differs from its replays.
 
-    `sides` limits the check to sides of these names: a native release never shows what stock did.
-    Figures of a side that was not replayed are left out.
+    `sides` limits the check to sides of these names: on a native release, stock has no defect.
+    Figures of a side that was not replayed are skipped.
 
     Raises:
         InputError: a figure cannot be read.

@@ -1,8 +1,8 @@
 """Feeds one cold prompt to the `MambaManager` of the vLLM imported in this process.
 
-The smallest replay there is: the release's own manager and block pool, a list of chunk ends and
-a lag; no scheduler, no other request, a pool that never runs dry. It knows nothing of the fix:
-whatever is bound to the class when it runs is what gets measured.
+The smallest replay: the release's own manager and block pool, a list of chunk ends and a lag; no
+scheduler, no other request, a pool that is never exhausted. It does not depend on the fix: it
+measures the methods that the class has when it runs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _REQUEST = "replay"
 
 
 def chunk_ends(block: int, budget: int, prompt: int) -> list[int]:
-    """Prefix lengths (tokens) at which the full prefill chunks of a cold prompt end in align mode.
+    """Return the prefix lengths (tokens) at which a cold prompt's full chunks end in align mode.
 
-    A full chunk is as many whole blocks as the budget holds. How the rest of the prompt is cut is
-    the scheduler's affair (`scheduler` replays it) and left out, as in the replay that vllm#55450
-    publishes its figures from; a prompt below one full chunk counts as one chunk.
+    A full chunk is as many whole blocks as the budget holds. The scheduler decides how the rest of
+    the prompt is cut (`scheduler` replays it); it is left out here, as in the replay that
+    vllm#55450 takes its figures from. A prompt below one full chunk counts as one chunk.
     """
     if budget < block:
         raise InputError(f"budget: {budget} tokens hold no block of {block} tokens.")
@@ -32,7 +32,7 @@ def chunk_ends(block: int, budget: int, prompt: int) -> list[int]:
 def block_tables(
     block: int, spec: int, budget: int, prompt: int, lag: int
 ) -> Iterator[list[int | None]]:
-    """Block table of one Mamba group after each full chunk's allocation: block ids, None for null.
+    """Return one Mamba group's block table after each full chunk's allocation; None for null.
 
     `block`, `budget` and `prompt` are in tokens, `spec` is `num_speculative_blocks`, `lag` the
     number of chunks scheduled but not yet settled. Blocks are retired up to the last settled
@@ -63,11 +63,11 @@ def block_tables(
 
 
 def live_states(block: int, spec: int, budget: int, prompt: int, lag: int) -> Iterator[int]:
-    """Live states of one Mamba group after each full chunk's allocation; see `block_tables`."""
+    """Return the live states of a group after each full chunk's allocation; see `block_tables`."""
     for table in block_tables(block, spec, budget, prompt, lag):
         yield sum(state is not None for state in table)
 
 
 def peak_states(block: int, spec: int, budget: int, prompt: int, lag: int) -> int:
-    """Most live states one Mamba group ever holds for one cold prompt; see `live_states`."""
+    """Return the most live states that one group holds for one cold prompt; see `live_states`."""
     return max(live_states(block, spec, budget, prompt, lag))

@@ -1,8 +1,8 @@
-"""Makes vLLM's CPU platform configure without computing.
+"""Lets vLLM's CPU platform read a configuration without changing it.
 
-A replay or a plan on a serving machine must not claim its devices. The CPU platform needs none, but
-it changes settings (asynchronous scheduling, state dtypes) and requires Triton (0.34.0 on) for the
-sake of a real CPU engine.
+A replay or a plan on a serving machine must not use its devices. The CPU platform needs none, but
+for a real CPU engine it changes settings (asynchronous scheduling, state dtypes) and requires
+Triton (0.34.0 on).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a replay through the scheduler gives back: figures per step, and what they add up to."""
+"""Defines the result of a replay through the scheduler: figures per step and their totals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one scheduled step did and held, right after it was scheduled.
+    """The figures of one step, right after it was scheduled.
 
     Attributes:
         tokens: tokens scheduled.
@@ -18,7 +18,7 @@ class Step:
         deepest: most live states that one request holds in one Mamba group.
         used: blocks of the pool in use, of `Run.pool`.
         preempted: requests rolled back to the start for want of blocks.
-        redone: tokens to be computed again by requests resumed in this step.
+        redone: tokens that requests resumed in this step must compute again.
         hit: tokens that requests admitted or resumed in this step found in the prefix cache.
     """
 
@@ -45,7 +45,7 @@ class Run:
         steps: one entry per step that scheduled tokens.
         hits: prompt tokens found in the prefix cache when the request was first admitted, by id.
         ended: step in which each request ended, by id.
-        stuck: why it could not go on; None where every request ended.
+        stuck: why no request could proceed; None if every request ended.
     """
 
     vllm: str

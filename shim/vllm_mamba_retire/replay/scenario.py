@@ -1,7 +1,7 @@
-"""What a replay is given: one geometry, one pool, one lag, and the requests that arrive.
+"""Defines the input of a replay: one geometry, one pool, one lag, and the requests that arrive.
 
-Plain data with its limits checked, no vLLM and no files, so that it can travel to a child process
-as JSON.
+Plain data whose limits are checked; without vLLM and files, so that a child process can get it as
+JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 
 class InputError(ValueError):
-    """Something a user gave makes no sense; the message is one sentence that names the field."""
+    """The user's input is invalid; the message is one sentence that names the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Arrival:
         output: tokens it generates before it ends.
         at: step at which it arrives.
         after: id of a request that has to end first (a client waiting for its answer).
-        text: what it says; two requests on the same text share their common prefix, and the
-            answers follow the text too, so a longer prompt on it is the next turn of the
+        text: name of the text that its prompt is cut from. Requests with the same text share their
+            common prefix; answers continue the text, so a longer prompt is the next turn of the
             conversation. By default its own id.
-        shared: length in tokens of the prefix that it takes from its text, the rest being its own;
-            by default all of it.
+        shared: length in tokens of the prefix that is cut from `text`; the rest is unique to the
+            request. By default the whole prompt.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A geometry, a pool and the requests that meet there.
+    """A geometry, a pool and the requests that use it.
 
     Attributes:
         id: name.
@@ -53,14 +53,14 @@ class Scenario:
         budget: ``max_num_batched_tokens``.
         arrivals: the requests.
         spec: ``num_speculative_blocks`` = draft tokens a step.
-        drafter: who drafts: "mtp" gives up the last cached block on a hit, as vLLM does for
-            EAGLE and MTP, "ngram" does not. Of no effect without `spec`.
+        drafter: "mtp" or "ngram". With "mtp" a hit leaves out the last cached block, as vLLM does
+            for EAGLE and MTP. No effect without `spec`.
         accepted: draft tokens accepted a step.
         lag: steps scheduled but not yet settled; 0 is synchronous scheduling.
         groups: Mamba groups that share the pool with one attention group.
-        pool: blocks in the pool with the null block (``num_gpu_blocks``); None is more than needed.
+        pool: blocks in the pool with the null block (``num_gpu_blocks``); None: `ample_pool`.
         retention_interval: ``prefix_cache_retention_interval`` in tokens; "dense" keeps every
-            state, "default" is what the release does when it is told nothing.
+            state, "default" is the release's default.
         max_seqs: ``max_num_seqs``.
     """
 
@@ -114,15 +114,15 @@ class Scenario:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, its output included."""
+        """Tokens of the longest request, with its output."""
         return max(arrival.prompt + arrival.output for arrival in self.arrivals)
 
     @property
     def least_pool(self) -> int:
-        """Blocks below which the longest request cannot finish even alone.
+        """Fewest blocks with which the longest request can finish when it runs alone.
 
-        Its attention blocks, two states and the speculative blocks per Mamba group, and the null
-        block.
+        These are its attention blocks, two states and the speculative blocks per Mamba group, and
+        the null block.
         """
         last = self.longest - 1  # the last token sampled is never computed
         states = min(2, -(-last // self.block))
@@ -130,7 +130,7 @@ class Scenario:
 
     @property
     def ample_pool(self) -> int:
-        """Blocks that no schedule of these requests can exhaust, whatever leaks."""
+        """Number of blocks that these requests cannot exhaust, even with the leak."""
         blocks = (-(-(a.prompt + a.output) // self.block) for a in self.arrivals)
         return sum((each + 2 * self.spec + 2) * (1 + self.groups) for each in blocks) + 1
 

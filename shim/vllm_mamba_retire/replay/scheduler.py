@@ -1,10 +1,10 @@
 """Runs a `Scenario` through the scheduler of the vLLM imported in this process.
 
-``python -m`` this is the child process of `sides`; ``MAMBA_RETIRE`` decides there whether the fix
-is in, as in any vLLM process. The release's own `AsyncScheduler` (its `Scheduler` at lag 0),
-KV-cache manager, block pool and prefix cache run; no GPU, no weights, no compiled op. The model is
-a stand-in that answers with the next tokens of a request's text. Everything that depends on the
-scheduler's interface is here; like `manager`, a replay knows nothing of the fix.
+``python -m`` this module is the child process of `sides`; there ``MAMBA_RETIRE`` decides whether
+the fix is installed, as in any vLLM process. The release's own `AsyncScheduler` (its `Scheduler` at
+lag 0), KV-cache manager, block pool and prefix cache run; no GPU, no weights, no compiled op. A
+stand-in for the model answers with the next tokens of a request's text. This is the only module
+that depends on the scheduler's interface; like `manager`, it does not depend on the fix.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Replay:
         self.fruitless = 0  # preemptions since a request last got further than ever before
 
     def run(self, on_step: Callable[[Run], None]) -> Run:
-        """Schedule until every request ended, or nothing gets further."""
+        """Schedule until every request ended, or no request can proceed."""
         idle = 0
         while self.to_come or self.scheduler.has_unfinished_requests():
             self._admit()
@@ -83,7 +83,7 @@ class Replay:
         return self.result
 
     def _stuck(self, idle: int) -> str | None:
-        """Why there is no point in going on, after `idle` empty schedules in a row."""
+        """Return why no request can proceed, after `idle` empty schedules in a row, or None."""
         # Each empty schedule settles one step in flight, and one more may follow a preemption.
         if idle > self.scenario.lag + 2:
             return "nothing can be scheduled: the pool has no room for the next request"
@@ -92,7 +92,7 @@ class Replay:
         return None
 
     def _admit(self) -> None:
-        """Hand over the requests whose time has come; the next one if nobody else is left."""
+        """Add the requests that arrive at this step; the next one if no other is left."""
         idle = not self.scheduler.has_unfinished_requests()
         for arrival in list(self.to_come):
             waits = arrival.after is not None and arrival.after not in self.result.ended
@@ -127,7 +127,7 @@ class Replay:
         return self.texts.setdefault(name, len(self.texts)) * self.stride
 
     def _samples(self, output: Any) -> dict[str, int]:
-        """Tokens each request of this step is going to sample: known once it is scheduled."""
+        """Return how many tokens each request of this step will sample."""
         drafted = output.scheduled_spec_decode_tokens
         requests = self.scheduler.requests
         return {
@@ -138,7 +138,7 @@ class Replay:
         }
 
     def _settle(self, output: Any, samples: dict[str, int]) -> None:
-        """Hand the step's outcome back, as the engine does when the GPU is done with it."""
+        """Settle a step: pass its output to the scheduler, as the engine does after the GPU."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         requests = self.scheduler.requests
@@ -295,13 +295,13 @@ def _build_config(scenario: Scenario) -> Any:
 
 
 def _set(config: Any, name: str, value: Any) -> None:
-    """Change a setting that the release has; one that it has not would be silently ignored."""
+    """Change a setting that the release has; an unknown one would be ignored silently."""
     getattr(config, name)
     setattr(config, name, value)
 
 
 def _known(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
-    """Those of the arguments that this release's signature has."""
+    """Return those of the arguments that this release's signature has."""
     known = _parameters(function)
     return {name: value for name, value in offered.items() if name in known}
 
@@ -367,7 +367,7 @@ def _block_hasher(config: Any, hash_block: int) -> Any:
 
 
 def _answer(payload: Any, report: Callable[[Any], None]) -> Any:
-    """The child's side of `sides.replay_all`: replay every scenario and report on the way."""
+    """In the child of `sides.replay_all`: replay every scenario and report its progress."""
     configure_only()
     verdict = _activate()
     runs: list[Run] = []

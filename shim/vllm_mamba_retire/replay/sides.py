@@ -1,6 +1,6 @@
 """Replays scenarios through the installed vLLM once per side: stock, fixed, newest states kept.
 
-A side is an environment for a child process, because vLLM and the patch are decided once per
+A side is the environment of a child process, because vLLM and the patch are fixed for the life of a
 process. This module imports no vLLM.
 """
 
@@ -48,7 +48,7 @@ SIDES = (STOCK, FIXED, KEPT)
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One scenario and its run on each side, by the side's name and in the order of the sides.
+    """One scenario and its runs, by the name of the side and in the order of the sides.
 
     On a native release stock and fixed are the same.
     """
@@ -73,7 +73,7 @@ class Comparison:
 
 
 def replayable(version: str) -> bool:
-    """Whether the figures of a replay on this vLLM release are right."""
+    """Whether replays are tested on this vLLM release, so that their figures are right."""
     return Version(Version(version).base_version) >= Version(OLDEST)
 
 
@@ -113,9 +113,9 @@ def replay_all(
 
     Args:
         scenarios: what to replay.
-        side: on which side.
+        side: which side.
         path: folders searched for vLLM before those of this process.
-        on_progress: told about every few steps.
+        on_progress: called every few steps.
 
     Raises:
         ChildError: the child process failed.

@@ -74,7 +74,7 @@ def test_error_as_json_and_as_sentence(tmp_path: Path) -> None:
 ODD = "\x1b]0;owned\x07[/red][link=x]\x9b31m\u202e"
 
 
-def test_nothing_of_an_image_reaches_the_terminal_as_code_or_markup(docker: Docker) -> None:
+def test_text_from_an_image_is_no_terminal_code_and_no_markup(docker: Docker) -> None:
     entries = {**PYTHON, **vllm(f"0.29.0+{ODD}"), **native(f"srv/{ODD}/x")}
     docker.image(tarred(entries), Cmd=["python3"], Env=[f"MAMBA_RETIRE={ODD}\nnative: fine"])
     done = RUN.invoke(app, ["inspect-image", "vllm:test", "--engine=docker"])

@@ -140,7 +140,7 @@ def test_user_and_home_decide_about_the_users_site_folder(
     ids=["shell", "uv", "tini", "script", "none"],
 )
 @pytest.mark.parametrize(("entries", "_version"), both_ways(VENV), ids=["leaks", "native"])
-def test_command_that_cannot_be_followed_with_several_vllm_is_a_finding(
+def test_unclear_command_with_several_vllm_is_a_finding(
     docker: Docker, entries: Entries, _version: str, command: list[str]
 ) -> None:
     start = {"start.sh": b"#!/bin/sh\nexec vllm serve\n"}

@@ -20,11 +20,11 @@ from vllm_mamba_retire.cli import app
 from vllm_mamba_retire.patchset import FILE
 from vllm_mamba_retire.releases import Matrix
 
-Run = Callable[..., Any]
+RunCommand = Callable[..., Any]
 
 
 @pytest.fixture
-def run(site: Path, small: Matrix, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(site: Path, small: Matrix, monkeypatch: pytest.MonkeyPatch) -> RunCommand:
     """Runs a command on the site, without a terminal."""
     monkeypatch.setattr(releases, "load_matrix", lambda: small)
 
@@ -34,7 +34,7 @@ def run(site: Path, small: Matrix, monkeypatch: pytest.MonkeyPatch) -> Run:
     return act
 
 
-def test_json_has_the_same_keys_for_every_command_and_outcome(run: Run, site: Path):
+def test_json_has_the_same_keys_for_every_command_and_outcome(run: RunCommand, site: Path):
     keys = {
         *("schema", "command", "root", "version", "series", "state", "sentence"),
         *("probe", "files", "notes", "exit_code"),
@@ -58,7 +58,7 @@ def test_json_has_the_same_keys_for_every_command_and_outcome(run: Run, site: Pa
         assert done.exit_code == code
 
 
-def test_without_confirmation_nothing_is_changed(run: Run, site: Path):
+def test_without_confirmation_nothing_is_changed(run: RunCommand, site: Path):
     before = everything(site)
     done = run("apply", "--no-probe", "--json")
     assert "pass --yes" in json.loads(done.stdout)["sentence"]
@@ -79,7 +79,7 @@ def test_without_confirmation_nothing_is_changed(run: Run, site: Path):
     ],
 )
 def test_check_says_the_state_and_what_to_do(
-    text: str, state: str, sentence: str, run: Run, site: Path
+    text: str, state: str, sentence: str, run: RunCommand, site: Path
 ):
     (site / FILE).write_text(text)
     done = run("check")
@@ -89,7 +89,7 @@ def test_check_says_the_state_and_what_to_do(
 
 
 @pytest.mark.parametrize("command", ["diff", "apply", "revert"])
-def test_foreign_change_is_refused_with_its_hash(command: str, run: Run, site: Path):
+def test_foreign_change_is_refused_with_its_hash(command: str, run: RunCommand, site: Path):
     (site / FILE).write_text(RELEASED + "# mine\n")
     before = everything(site)
     done = run(command, *([] if command == "diff" else ["--yes"]))
@@ -99,7 +99,7 @@ def test_foreign_change_is_refused_with_its_hash(command: str, run: Run, site: P
     assert everything(site) == before
 
 
-def test_check_is_a_finding_where_other_code_runs(run: Run, site: Path):
+def test_check_is_a_finding_where_other_code_runs(run: RunCommand, site: Path):
     (site / FILE).write_text(PATCHED)
     assert run("check").exit_code == 0
     module = (site / FILE).with_suffix(".abi3.so")
@@ -110,7 +110,7 @@ def test_check_is_a_finding_where_other_code_runs(run: Run, site: Path):
     assert report["notes"] == [f"Python runs {module} and does not compare it with the source"]
 
 
-def test_check_names_a_link_and_a_leftover(run: Run, site: Path, tmp_path: Path):
+def test_check_names_a_link_and_a_leftover(run: RunCommand, site: Path, tmp_path: Path):
     (site / FILE).rename(tmp_path / "shared")
     (site / FILE).symlink_to(tmp_path / "shared")
     (site / ".vllm-mamba-retire.json").touch()
@@ -121,7 +121,7 @@ def test_check_names_a_link_and_a_leftover(run: Run, site: Path, tmp_path: Path)
     assert (refused.exit_code, link in refused.stderr) == (1, True)
 
 
-def test_control_characters_of_a_tree_do_not_reach_the_terminal(run: Run, site: Path):
+def test_control_characters_of_a_tree_do_not_reach_the_terminal(run: RunCommand, site: Path):
     (site / "vllm/_version.py").write_text("version = '0.29.0\x1b[31m'\n")
     done = run("check")
     assert "\x1b" not in done.stderr
@@ -148,7 +148,9 @@ def make_record(site: Path, data: bytes | None) -> None:
         (None, 0),  # a pipe that nobody writes to
     ],
 )
-def test_record_of_any_kind_does_no_harm(data: bytes | None, count: int, run: Run, site: Path):
+def test_record_of_any_kind_does_no_harm(
+    data: bytes | None, count: int, run: RunCommand, site: Path
+):
     make_record(site, data)
     done = run("apply", "--yes", "--no-probe", "--json")
     assert (done.exit_code, (site / FILE).read_text()) == (0, PATCHED)
@@ -156,8 +158,8 @@ def test_record_of_any_kind_does_no_harm(data: bytes | None, count: int, run: Ru
     assert len(notes) == count
 
 
-def test_folder_of_the_path_that_may_not_be_searched_does_no_harm(
-    run: Run, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unreadable_folder_on_the_path_does_no_harm(
+    run: RunCommand, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     is_file = Path.is_file
 
@@ -173,9 +175,7 @@ def test_folder_of_the_path_that_may_not_be_searched_does_no_harm(
 
 
 @pytest.mark.parametrize("sink", ["full disk", "closed pipe"])
-def test_report_that_cannot_be_written_does_not_change_the_exit_code(
-    sink: str, run: Run, site: Path
-):
+def test_unwritable_report_does_not_change_the_exit_code(sink: str, run: RunCommand, site: Path):
     if sink == "full disk":
         out = os.open("/dev/full", os.O_WRONLY)
     else:
@@ -197,7 +197,7 @@ def test_report_that_cannot_be_written_does_not_change_the_exit_code(
 
 @pytest.mark.parametrize("after_the_change", [False, True])
 def test_ctrl_c_reports_what_the_tree_is(
-    after_the_change: bool, run: Run, site: Path, monkeypatch: pytest.MonkeyPatch
+    after_the_change: bool, run: RunCommand, site: Path, monkeypatch: pytest.MonkeyPatch
 ):
     change = patchset.change
 
@@ -216,7 +216,7 @@ def test_ctrl_c_reports_what_the_tree_is(
         assert report["sentence"] == "interrupted, nothing was changed"
 
 
-def test_no_vllm_is_a_usage_error(run: Run, tmp_path: Path):
+def test_no_vllm_is_a_usage_error(run: RunCommand, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     done = run("check", "--target", str(tmp_path / "empty"))
     assert done.exit_code == 2

@@ -90,7 +90,7 @@ def stopped_before_line(number: int, ending: signal.Signals) -> None:
     "ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda s: s.name
 )
 @pytest.mark.parametrize("act", ["apply", "revert"])
-def test_signal_before_any_line_leaves_the_old_file_or_the_new_one(
+def test_signal_before_any_line_leaves_the_old_or_the_new_file(
     act: str, ending: signal.Signals, small: Matrix, tmp_path: Path
 ):
     start, wanted = (OLD, NEW) if act == "apply" else (NEW, OLD)
@@ -211,7 +211,7 @@ def test_check_leaves_the_files_of_a_process_at_work(site: Path, small: Matrix):
     assert (site / LITTER[0]).exists()
 
 
-def test_folder_that_has_the_name_of_a_leftover_stays_and_is_no_trouble(site: Path, small: Matrix):
+def test_folder_named_like_a_leftover_stays_and_does_no_harm(site: Path, small: Matrix):
     (site / LITTER[3]).mkdir()
     change(read_tree(site, small), NEW, probed=False)
     assert (site / FILE).read_bytes() == NEW
@@ -355,7 +355,7 @@ def test_unchecked_code_of_another_python_or_prefix_is_dropped(
     assert (other.exists(), prefixed.exists(), bystander.exists()) == (False, False, True)
 
 
-def test_compiled_code_that_cannot_be_dropped_is_a_reason_to_refuse(site: Path, small: Matrix):
+def test_refused_if_compiled_code_cannot_be_removed(site: Path, small: Matrix):
     compiled = compile_unchecked(site, OLD)
     compiled.unlink()
     compiled.mkdir()  # the way of this test to make a name that cannot be read or removed

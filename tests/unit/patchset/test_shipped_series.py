@@ -111,9 +111,7 @@ def test_readme_names_the_wheels_of_the_matrix():
         assert (name, digest) in {(wheel.name, wheel.sha256) for wheel in row.wheels}
 
 
-def test_series_whose_line_ends_were_changed_is_read_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_series_with_other_line_endings_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     as_shipped = [read_hunks(entry) for entry in MATRIX.patches]
     copy = tmp_path / "patches"
     shutil.copytree(PATCHES, copy)

@@ -37,7 +37,7 @@ def revert(site: Path, small: Matrix) -> None:
     change(tree, tree.released, probed=False)
 
 
-def test_release_is_pristine_then_applied_then_byte_for_byte_as_before(site: Path, small: Matrix):
+def test_apply_and_revert_restore_a_pristine_release_exactly(site: Path, small: Matrix):
     before = everything(site)
     assert read_tree(site, small).state is State.PRISTINE
     apply(site, small)
@@ -73,12 +73,12 @@ def test_half_applied_tree_is_finished_or_reverted(
         "\N{LATIN SMALL LETTER E WITH ACUTE} = 1\n",
     ],
 )
-def test_any_other_text_of_a_release_that_leaks_is_a_foreign_change(
+def test_any_other_text_of_a_leaking_release_is_a_foreign_change(
     text: str, site: Path, small: Matrix
 ):
     (site / FILE).write_text(text, newline="")
     tree = read_tree(site, small)
-    assert (tree.state, tree.settled) == (State.FOREIGN, False)
+    assert (tree.state, tree.done) == (State.FOREIGN, False)
     assert (tree.patched, tree.released, tree.series) == (None, None, None)
     assert patchset.sha256((site / FILE).read_bytes()) in tree.sentence
 
@@ -166,7 +166,7 @@ def test_process_that_waits_says_so_and_a_dead_one_holds_no_lock(site: Path, sma
 
 
 @pytest.mark.parametrize("part", ["vllm", "vllm/v1", "vllm/v1/core", str(FILE)])
-def test_link_from_vllm_on_is_read_through_and_never_written_through(
+def test_a_symlink_from_vllm_on_is_read_but_never_written(
     part: str, site: Path, small: Matrix, tmp_path: Path
 ):
     (site / part).rename(tmp_path / "elsewhere")

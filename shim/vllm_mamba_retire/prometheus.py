@@ -1,7 +1,7 @@
-"""Prometheus metrics of the vLLM processes, from their records.
+"""Makes Prometheus metrics of the vLLM processes from their records.
 
-In the API server's process they are part of vLLM's own ``/metrics``; ``status --format prometheus``
-makes them from the same code.
+In the API server's process they are added to vLLM's own ``/metrics``; ``status --format
+prometheus`` uses the same code.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _logger = logging.getLogger("vllm.mamba_retire")
 def families(
     found: Iterable[tuple[dict[str, str], Record]], extra: tuple[str, ...] = ()
 ) -> Iterator[Metric]:
-    """The metrics of some processes.
+    """Return the metric families of some processes.
 
     Args:
-        found: record of each process, with further labels of its own.
+        found: record of each process, with the values of the further labels.
         extra: names of the further labels.
     """
     processes = [
@@ -76,19 +76,19 @@ def gauge(name: str, meaning: str, labels: tuple[str, ...] = ()) -> GaugeMetricF
 
 
 def add(family: Any, labels: dict[str, str], value: float) -> None:
-    """Add a sample; a label that `labels` lacks is empty, which Prometheus takes for absent."""
+    """Add a sample; a label that `labels` lacks is empty, which means absent to Prometheus."""
     family.add_metric([labels.get(name, "") for name in family._labelnames], value)
 
 
 class _ServerCollector(Collector):
-    """The processes of the server that this process is the API server of."""
+    """Collects the metrics of this API server's processes."""
 
     def describe(self) -> Iterable[Metric]:
         """Without samples, so that the registry refuses a second collector of the same names."""
         return families([])
 
     def collect(self) -> Iterable[Metric]:
-        """Raises nothing: an error here would take vLLM's own metrics along."""
+        """Collect the metrics; raises nothing, an error here would break vLLM's own metrics."""
         try:
             return list(families(({}, record) for record in _own_processes()))
         except Exception as error:
@@ -97,14 +97,14 @@ class _ServerCollector(Collector):
 
 
 class _Export:
-    """Writes the metrics to where several API servers share theirs.
+    """Writes the metrics into ``PROMETHEUS_MULTIPROC_DIR``, which several API servers share.
 
-    vLLM then serves what prometheus-client finds in the files of ``PROMETHEUS_MULTIPROC_DIR``, and
-    no registry of a process. One API server writes: prometheus-client adds up counters of several.
+    vLLM then serves the sums that prometheus-client computes from the files in that folder instead
+    of a process's registry. Only one API server writes, so that no counter is added twice.
 
     Attributes:
         metrics: name -> names of the labels, and the metric that writes to the files.
-        written: name and values of the labels -> value that was written last.
+        written: name and label values -> the value last written.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class _Export:
             self.written[key] = value
 
     def follow(self) -> None:
-        """Update for as long as this process lives."""
+        """Update every few seconds until this process ends."""
         while True:
             try:
                 self.update()
