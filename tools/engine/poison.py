@@ -5,12 +5,18 @@ nothing is seen. Here the memory of a freed block that no cache entry points to 
 value no state has, as is the memory of every block handed out; and after every step no live table
 may refer to a free block. What was answered can then be compared with an engine that never reuses
 a block.
+
+A CPU computes a step before the next one is scheduled. Here a step is computed when its result is
+wanted, which is after those that the lag allows were scheduled: what they free and overwrite is gone
+when the step in flight comes to read it.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +66,33 @@ def _run(payload: Any, report: Callable[[Any], None]) -> Any:
 
         binding.install(MambaManager)
     engine = worker.EngineProcess(msgspec.convert(payload, Workload), report)
+    compute_late(engine.core.model_executor)
     pool = PoisonedPool(engine)
     return msgspec.to_builtins(Poisoned(engine.run(), pool.overwritten))
+
+
+def compute_late(executor: Any) -> None:
+    """Make a step in flight wait until its result is wanted; steps stay in order."""
+    waiting: deque[Callable[[], None]] = deque()
+
+    class Late(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            while not self.done():
+                waiting.popleft()()
+            return super().result(timeout)
+
+    def late(method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, non_block: bool = False) -> Any:
+            if not non_block:
+                return method(*args)
+            future = Late()
+            waiting.append(lambda: future.set_result(method(*args)))
+            return future
+
+        return called
+
+    for name in ("execute_model", "sample_tokens"):
+        setattr(executor, name, late(getattr(executor, name)))
 
 
 class PoisonedPool:
