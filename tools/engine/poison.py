@@ -7,8 +7,8 @@ may refer to a free block. What was answered can then be compared with an engine
 a block.
 
 A CPU computes a step before the next one is scheduled. Here a step is computed when its result is
-wanted, which is after those that the lag allows were scheduled: what they free and overwrite is gone
-when the step in flight comes to read it.
+needed, which is after those that the lag allows were scheduled: what they free is overwritten when
+the step in flight reads it.
 """
 
 from __future__ import annotations

@@ -42,9 +42,7 @@ class AsyncConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unus
             return 0, False
         return self.draw.randint(1, blocks) * self.block, True
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:  # noqa: ARG002
         if num_external_tokens:
             self.loading[request.request_id] = self.draw.randint(1, _LONGEST)
 
@@ -56,7 +54,9 @@ class AsyncConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unus
         return KVConnectorMetadata()
 
     def request_finished_all_groups(
-        self, request: Any, block_ids: Any
+        self,
+        request: Any,
+        block_ids: Any,  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
         if request.request_id in self.loading or self.draw.random() < 0.5:
             return False, None
