@@ -6,9 +6,9 @@ value no state has, as is the memory of every block handed out; and after every 
 may refer to a free block. What was answered can then be compared with an engine that never reuses
 a block.
 
-A CPU computes a step before the next one is scheduled. Here a step is computed when its result is
-needed, which is after those that the lag allows were scheduled: what they free is overwritten when
-the step in flight reads it.
+A CPU computes a step before the next one is scheduled. With `late`, a step is computed when its
+result is needed, which is after those that the lag allows were scheduled: what they free is
+overwritten when the step in flight reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,22 @@ class Poisoned:
     overwritten: int
 
 
-def run(workload: Workload, *, side: Side = FIXED, path: Sequence[str | Path] = ()) -> Poisoned:
+def run(
+    workload: Workload, *, side: Side = FIXED, path: Sequence[str | Path] = (), late: bool = False
+) -> Poisoned:
     """Run a workload in a process of its own, on a poisoned pool.
 
     Args:
         workload: what to run.
         side: `TRUSTED` binds the package on the path, a mutant, without its own probe.
         path: folders searched before those of this process.
+        late: compute each step only when its result is needed.
 
     Raises:
         ChildError: the process failed, or a live table referred to a free block.
     """
+    if late:
+        side = replace(side, environment={**side.environment, "POISON_LATE": "1"})
     return msgspec.convert(ask_engine(__name__, workload, side, path), Poisoned)
 
 
@@ -66,7 +71,8 @@ def _run(payload: Any, report: Callable[[Any], None]) -> Any:
 
         binding.install(MambaManager)
     engine = worker.EngineProcess(msgspec.convert(payload, Workload), report)
-    compute_late(engine.core.model_executor)
+    if os.environ.get("POISON_LATE"):
+        compute_late(engine.core.model_executor)
     pool = PoisonedPool(engine)
     return msgspec.to_builtins(Poisoned(engine.run(), pool.overwritten))
 

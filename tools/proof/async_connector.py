@@ -47,8 +47,8 @@ class AsyncConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unus
             self.loading[request.request_id] = self.draw.randint(1, _LONGEST)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        state = scheduler_output.kv_connector_block_state
-        for offers in state.boundary_state_offloads.values():
+        state = getattr(scheduler_output, "kv_connector_block_state", None)  # >= 0.29
+        for offers in state.boundary_state_offloads.values() if state else ():
             for _group, block, _tokens in offers:
                 self.lost_offers += self.pool.blocks[block].block_hash is None
         return KVConnectorMetadata()
