@@ -6,30 +6,30 @@ force; on the poisoned pool their answers are not the right ones.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tools.engine.harness import Workload
 from tools.engine.poison import TRUSTED, run
-from tools.proof.wrong_fixes import WRONG_FIXES
+from tools.proof.wrong_fixes import package_with
 
-import vllm_mamba_retire
 from tests.engine.workloads import BUSY, BUSY_TIGHT, FINISHED, Measure
 from vllm_mamba_retire.releases import Status
-
-PACKAGE = Path(vllm_mamba_retire.__file__).parent
 
 
 @pytest.mark.about(Status.LIVE)
 @pytest.mark.parametrize("lag", [1, 2, 3])
-@pytest.mark.parametrize("work", [BUSY, BUSY_TIGHT], ids=["ample", "tight"])
+@pytest.mark.parametrize(
+    ("work", "late"), [(BUSY, True), (BUSY_TIGHT, False)], ids=["ample, late", "tight"]
+)
 def test_answers_are_those_of_a_pool_that_reuses_nothing(
-    work: Workload, lag: int, stock: Measure
+    work: Workload, late: bool, lag: int, stock: Measure
 ) -> None:
+    """The tight pool preempts; vLLM itself frees what the steps in flight of such a request read,
+    and still delivers their tokens. Only steps computed in order are right then."""
     expected = stock(replace(BUSY, lag=lag))
-    poisoned = run(replace(work, lag=lag))
+    poisoned = run(replace(work, lag=lag), late=late)
     assert poisoned.overwritten > 20
     assert poisoned.run.verdict == "patched"
     assert poisoned.run.freed_beyond_stock > 0
@@ -39,20 +39,10 @@ def test_answers_are_those_of_a_pool_that_reuses_nothing(
 
 
 @pytest.mark.about(Status.LIVE)
-@pytest.mark.parametrize(
-    ("lag", "name"), [(0, "frees one block too many"), (1, "frees two too many")], ids=["0", "1"]
-)
-def test_a_state_still_to_be_read_is_noticed(
-    lag: int, name: str, tmp_path: Path, stock: Measure
-) -> None:
-    """A CPU has done the step in flight when the next is scheduled: with lag 1, one block too many
-    is the state that this step has read already, and only two reach the one still to be read."""
-    mutant = tmp_path / "vllm_mamba_retire"
-    shutil.copytree(PACKAGE, mutant, ignore=shutil.ignore_patterns("__pycache__"))
-    (too_many,) = (fix for fix in WRONG_FIXES if fix.name == name)
-    module = mutant / f"{too_many.module}.py"
-    module.write_text(too_many.of(module.read_text()))
+@pytest.mark.parametrize("lag", [0, 1, 2, 3])
+def test_a_state_still_to_be_read_is_noticed(lag: int, tmp_path: Path, stock: Measure) -> None:
+    mutant = package_with("frees one block too many", tmp_path)
     work = replace(BUSY, lag=lag)
-    wrong = run(work, side=TRUSTED, path=[tmp_path]).run.answers
+    wrong = run(work, side=TRUSTED, path=[mutant], late=True).run.answers
     right = stock(work).answers
     assert any(wrong[each].tokens != right[each].tokens for each in FINISHED)

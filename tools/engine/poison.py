@@ -5,13 +5,19 @@ does not show. Here the memory of a freed block without a cache entry is filled 
 state has, and so is the memory of every newly allocated block; and after every step no live table
 may refer to a free block. The answers can then be compared with those of an engine that never
 reuses a block.
+
+A CPU computes a step before the next one is scheduled. With `late`, a step is computed when its
+result is needed, which is after those that the lag allows were scheduled: what they free is
+overwritten when the step in flight reads it.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +42,22 @@ class Poisoned:
     overwritten: int
 
 
-def run(workload: Workload, *, side: Side = FIXED, path: Sequence[str | Path] = ()) -> Poisoned:
+def run(
+    workload: Workload, *, side: Side = FIXED, path: Sequence[str | Path] = (), late: bool = False
+) -> Poisoned:
     """Run a workload in a process of its own, on a poisoned pool.
 
     Args:
         workload: what to run.
         side: `TRUSTED` binds the package on the path, a mutant, without its own probe.
         path: folders searched before those of this process.
+        late: compute each step only when its result is needed.
 
     Raises:
         ChildError: the process failed, or a live table referred to a free block.
     """
+    if late:
+        side = replace(side, environment={**side.environment, "POISON_LATE": "1"})
     return msgspec.convert(ask_engine(__name__, workload, side, path), Poisoned)
 
 
@@ -60,8 +71,34 @@ def _run(payload: Any, report: Callable[[Any], None]) -> Any:
 
         binding.install(MambaManager)
     engine = worker.EngineProcess(msgspec.convert(payload, Workload), report)
+    if os.environ.get("POISON_LATE"):
+        compute_late(engine.core.model_executor)
     pool = PoisonedPool(engine)
     return msgspec.to_builtins(Poisoned(engine.run(), pool.overwritten))
+
+
+def compute_late(executor: Any) -> None:
+    """Make a step in flight wait until its result is wanted; steps stay in order."""
+    waiting: deque[Callable[[], None]] = deque()
+
+    class Late(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            while not self.done():
+                waiting.popleft()()
+            return super().result(timeout)
+
+    def late(method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, non_block: bool = False) -> Any:
+            if not non_block:
+                return method(*args)
+            future = Late()
+            waiting.append(lambda: future.set_result(method(*args)))
+            return future
+
+        return called
+
+    for name in ("execute_model", "sample_tokens"):
+        setattr(executor, name, late(getattr(executor, name)))
 
 
 class PoisonedPool:

@@ -5,7 +5,11 @@ Three of them pass the manager tests of 0.29.0, and the last one everything that
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
+
+import vllm_mamba_retire
 
 _LOOP = "        freed: list[Block] = []\n"
 _MOVE = "self.watermarks[request_id] = last_block"
@@ -74,3 +78,14 @@ WRONG_FIXES = (
         "max(first_block, 0)",
     ),
 )
+
+
+def package_with(name: str, folder: Path) -> Path:
+    """Copy this package into `folder` with the wrong fix of that name; put `folder` on the path."""
+    (fix,) = (fix for fix in WRONG_FIXES if fix.name == name)
+    package = folder / vllm_mamba_retire.__name__
+    source = Path(vllm_mamba_retire.__file__).parent
+    shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+    module = package / f"{fix.module}.py"
+    module.write_text(fix.of(module.read_text()))
+    return folder

@@ -46,7 +46,7 @@ class Replay:
         import vllm
 
         self.scenario = scenario
-        self.scheduler, self.hasher = _build_scheduler(scenario)
+        self.scheduler, self.hasher = _build_scheduler(scenario, self._configure())
         self.cache = self.scheduler.kv_cache_manager
         self.mamba = self.cache.coordinator.single_type_managers[: scenario.groups]
         self.result = Run(vllm.__version__, self.cache.block_pool.num_gpu_blocks - 1)
@@ -62,6 +62,10 @@ class Replay:
         self.rolled_back: set[str] = set()  # preempted and not resumed yet
         self.furthest: dict[str, int] = {}
         self.fruitless = 0  # preemptions since a request last got further than ever before
+
+    def _configure(self) -> Any:
+        """The release's configuration for the scenario."""
+        return _build_config(self.scenario)
 
     def run(self, on_step: Callable[[Run], None]) -> Run:
         """Schedule until every request ended, or no request can proceed."""
@@ -243,13 +247,12 @@ def _is_prefill_chunk(request: Any) -> bool:
     return bool(getattr(request, "is_prefill_chunk", unfinished))
 
 
-def _build_scheduler(scenario: Scenario) -> tuple[Any, Any]:
+def _build_scheduler(scenario: Scenario, config: Any) -> tuple[Any, Any]:
     """The release's scheduler for a geometry, and the function that hashes a request's blocks."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.structured_output import StructuredOutputManager
 
-    config = _build_config(scenario)
     cache = _build_cache(scenario, config)
     block, hash_block = _block_sizes(cache, config)
     scheduler = (AsyncScheduler if scenario.lag else Scheduler)(
