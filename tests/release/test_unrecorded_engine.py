@@ -37,7 +37,7 @@ def served(tmp_path: Path) -> Path:
     """A vLLM with the files that tell the release, and a library."""
     package = tmp_path / "a site" / "vllm"
     original = Path(str(single_type_kv_cache_manager.__file__)).parents[2]
-    (package / MANAGER_FILE).parent.mkdir(parents=True)
+    (package / CALLER_FILES[-1]).parent.mkdir(parents=True)
     for name in (MANAGER_FILE, *CALLER_FILES, Path("_version.py")):
         shutil.copy(original / name, package / name)
     (package / "_C.abi3.so").write_bytes(b"library")
