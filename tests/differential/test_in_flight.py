@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from tools.proof.in_flight import Counts, count
 from tools.proof.wrong_fixes import package_with
-
-from tests.differential.conftest import NATIVE
+from tools.table import rows as table
 
 SEEDS = 40
 
@@ -46,7 +45,7 @@ def test_no_block_goes_to_a_load_while_a_step_in_flight_names_it(fixed: Counts) 
 def test_the_method_of_the_native_release_frees_the_same(
     fixed: Counts, trees: Path, tree: Path
 ) -> None:
-    assert count(tree, str(trees / NATIVE), SEEDS) == fixed
+    assert count(tree, str(trees / table.versions("native")[0]), SEEDS) == fixed
 
 
 def test_a_state_too_many_is_counted_and_gets_into_a_load(tree: Path, tmp_path: Path) -> None:
