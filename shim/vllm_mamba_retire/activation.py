@@ -267,12 +267,12 @@ def _install_keep(
 ) -> KeepVerdict:
     outcome, detail = probe_keep(module, manager_class)
     if outcome is not KeepOutcome.PLAIN:
-        return unavailable(f"the class was seen to be different ({detail})")
+        return unavailable(f"before the patch, the class behaves differently ({detail})")
     done = binding.install(manager_class, patch)
     outcome, detail = probe_keep(module, manager_class)
     if outcome is not KeepOutcome.KEEPS:
         binding.uninstall(manager_class, patch)
-        return unavailable(f"patched, the class did not keep the state ({detail})")
+        return unavailable(f"after the patch, the class does not keep the state ({detail})")
     done.counters.reset()
     return promised
 

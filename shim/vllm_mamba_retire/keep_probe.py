@@ -23,7 +23,7 @@ class KeepOutcome(str, Enum):
 
     KEEPS = "keeps"
     PLAIN = "plain"  # evicts it in the order of retirement, as vLLM 0.30.0 does
-    WRONG = "wrong"  # neither, or the free queue is not as it should be
+    WRONG = "wrong"  # neither, or the free queue is not consistent
 
 
 def probe_keep(module: ModuleType, manager_class: type) -> tuple[KeepOutcome, str]:
@@ -48,7 +48,7 @@ def probe_keep(module: ModuleType, manager_class: type) -> tuple[KeepOutcome, st
     if reused is not False:
         return KeepOutcome.WRONG, "a block was moved that holds another state by now"
     if running is None or running is not ended:
-        return KeepOutcome.WRONG, "the free queue is not as it should be"
+        return KeepOutcome.WRONG, "the free queue is not consistent"
     if running:
         return KeepOutcome.KEEPS, "the newest state is evicted after the others"
     return KeepOutcome.PLAIN, "the newest state is evicted in the order of retirement"

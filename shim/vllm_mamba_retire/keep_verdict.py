@@ -56,7 +56,7 @@ def decide_keep(
     if verdict.reason is Reason.OFF:
         return KeepVerdict(KeepState.OFF, "MAMBA_RETIRE=off; vLLM is left as it is.")
     if rule is None:
-        return unavailable(f"{KEEP_VARIABLE}={asked} is none of none, newest, prompt")
+        return unavailable(f"{KEEP_VARIABLE}={asked} is not none, newest or prompt")
     if verdict.reason not in _RETIRES:
         return unavailable(f"it needs a vLLM that retires its states ({verdict.reason.value} here)")
     if seen.row is None and seen.series is None:

@@ -27,9 +27,9 @@ _INFO = (*_PROCESS, "verdict", "keep", "vllm", "version")
 # Fields of a record that hold counters -> name of each counter in them -> what it counts.
 _COUNTERS = {
     "counters": {
-        "states_freed": "States given back to the pool before their request ended.",
+        "states_freed": "States returned to the pool before their request ended.",
         "states_stock_would_keep": "Those of them that stock vLLM would have kept.",
-        "calls": "Ranges of blocks looked at.",
+        "calls": "Ranges of blocks handled.",
         "ranges_clamped": "Ranges that reached past the end of a block table.",
     },
     "keep_counters": {

@@ -277,7 +277,7 @@ PATCHED = Verdict(Reason.PATCHED, "")
         ("none", Reason.OFF, SEEN, None, KeepState.OFF, "MAMBA_RETIRE_KEEP is not set"),
         ("newest", Reason.OFF, SEEN, None, KeepState.OFF, "MAMBA_RETIRE=off"),
         (None, Reason.OFF, SEEN, None, KeepState.OFF, "MAMBA_RETIRE=off"),
-        (None, Reason.PATCHED, SEEN, None, KeepState.UNAVAILABLE, "MAMBA_RETIRE_KEEP=all is none"),
+        (None, Reason.PATCHED, SEEN, None, KeepState.UNAVAILABLE, "KEEP=all is not none"),
         ("newest", Reason.LATENT, SEEN, None, KeepState.UNAVAILABLE, "(latent here)"),
         ("newest", Reason.DRIFTED, SEEN, None, KeepState.UNAVAILABLE, "(drifted here)"),
         (

@@ -45,7 +45,7 @@ class DemoRow:
     @property
     def labels(self) -> tuple[str, str, str]:
         """Pool, lag and vLLM as shown in the table."""
-        pool = f"{self.pool} blocks" if self.pool else "roomy"
+        pool = f"{self.pool} blocks" if self.pool else "ample"
         return pool, f"lag {self.lag}", "patched" if self.patched else "stock"
 
     @property
@@ -147,10 +147,10 @@ def table(runs: dict[DemoRow, EngineRun]) -> Table:
 
 def judge(runs: dict[DemoRow, EngineRun]) -> Iterator[str]:
     """Return what is wrong, a sentence each."""
-    roomy = runs[DemoRow(1, None, patched=False)]
+    ample = runs[DemoRow(1, None, patched=False)]
     for case, measured in runs.items():
-        if measured.answers[REQUEST].tokens != roomy.answers[REQUEST].tokens:
-            yield f"{case.name}: the output differs from that of stock vLLM with a roomy pool"
+        if measured.answers[REQUEST].tokens != ample.answers[REQUEST].tokens:
+            yield f"{case.name}: the output differs from that of stock vLLM with an ample pool"
         if not measured.nothing_left:
             yield f"{case.name}: blocks or watermarks are left when everything has ended"
         for problem in (_patched if case.patched else _stock)(case, measured):
@@ -195,9 +195,9 @@ def draw(runs: dict[DemoRow, EngineRun], path: Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for patched, colour in ((False, "#c1442e"), (True, "#20639b")):
         label = "with vllm-mamba-retire" if patched else "stock"
-        roomy, tight = runs[DemoRow(1, None, patched)], runs[DemoRow(1, TIGHT, patched)]
+        ample, tight = runs[DemoRow(1, None, patched)], runs[DemoRow(1, TIGHT, patched)]
         for axes, values in (
-            (left, [step.live for step in roomy.steps]),
+            (left, [step.live for step in ample.steps]),
             (right, [step.used for step in tight.steps]),
         ):
             axes.step(range(1, len(values) + 1), values, colour, where="mid", label=label, lw=2)

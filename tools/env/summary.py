@@ -64,7 +64,7 @@ def close() -> None:
         print(f"skipped {what}: {reason}")
     ran = {run.partition(" ")[0] for run in _seconds}
     if left := [session for session in _known if session not in ran]:
-        print(f"not asked for: {', '.join(left)} (nox -s NAME, or nox -t full)")
+        print(f"not run: {', '.join(left)} (nox -s NAME, or nox -t full)")
     print(f"{_words(total)} in {sum(clock for clock, _ in _seconds.values()):.0f} s", flush=True)
 
 

@@ -3,6 +3,10 @@
 It depends on neither this package nor vLLM. The changes: every condition is made always false and
 always true, every comparison is shifted or reversed, statements that need no replacement are
 removed, `max` and `min` are swapped, whole numbers get one more, and `continue` becomes `break`.
+
+Why not a library: mutmut 3.8 refuses a package below a folder other than ``src``. cosmic-ray 8.7
+imports vLLM anew for each mutant, mutates annotations, and cannot remove a statement, swap `max`
+and `min`, or change only the lines that a series adds to vLLM's file.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def seeded(seed: int) -> Scenario:
         for number in range(draw.randrange(2, 7))
     )
     spec = draw.choice([0, 0, 1, 3])
-    roomy = Scenario(
+    ample = Scenario(
         id=f"seed {seed}",
         block=block,
         budget=block * draw.randrange(1, 7) + draw.randrange(block),
@@ -42,4 +42,4 @@ def seeded(seed: int) -> Scenario:
         retention_interval=draw.choice(["dense", 0, 4 * block]),
     )
     slack = draw.choice([4, 16, 64])
-    return replace(roomy, pool=roomy.least_pool + slack)
+    return replace(ample, pool=ample.least_pool + slack)

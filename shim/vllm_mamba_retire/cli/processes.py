@@ -111,7 +111,9 @@ def _metrics(nodes: Sequence[Node]) -> Iterator[Any]:
         extra,
     )
     unpatched = gauge("engine_cores_unpatched", "Engine cores that should be patched.", extra)
-    unseen = gauge("engine_cores_unseen", "Engine cores that could not be judged.", extra)
+    unseen = gauge(
+        "engine_cores_unseen", "Engine cores of other users, which could not be inspected.", extra
+    )
     for node in nodes:
         add(unpatched, {"node": node.name}, _unpatched(node.survey))
         add(unseen, {"node": node.name}, sum(core.unseen for core in node.survey.without_record))

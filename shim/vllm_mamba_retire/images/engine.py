@@ -94,7 +94,9 @@ class Engine:
         try:
             (about,) = msgspec.json.decode(answer.stdout, type=list[_Image])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ImageError(f"{self.command} describes {image} unreadably: {error}") from error
+            raise ImageError(
+                f"`{self.command} image inspect {image}` has an unknown format: {error}"
+            ) from error
         settings = about.config or _Settings()
         pairs = (line.partition("=") for line in settings.env or ())
         return Config(

@@ -110,7 +110,7 @@ def test_image_that_the_engine_describes_oddly(docker: Docker, about: str) -> No
     (docker.folder / "about").write_text(about)
     code, data = docker.inspected()
     assert code == 2
-    assert data["error"].startswith("docker describes vllm:test unreadably")
+    assert data["error"].startswith("`docker image inspect vllm:test` has an unknown format")
 
 
 def test_container_is_created_exported_and_removed_never_started(docker: Docker) -> None:

@@ -143,7 +143,7 @@ NATIVE = {**PYTHON, **native(), **own(site=LOCAL)}
         (PATCHED, [], "off", "MAMBA_RETIRE_KEEP is not set"),
         (PATCHED, ["MAMBA_RETIRE_KEEP=newest"], "on", "of a running request is evicted last"),
         (NATIVE, ["MAMBA_RETIRE_KEEP=Prompt"], "on", "of the prompt of a running request"),
-        (NATIVE, ["MAMBA_RETIRE_KEEP=all"], "unavailable", "MAMBA_RETIRE_KEEP=all is none of"),
+        (NATIVE, ["MAMBA_RETIRE_KEEP=all"], "unavailable", "MAMBA_RETIRE_KEEP=all is not none"),
         (NATIVE, ["MAMBA_RETIRE_KEEP=newest", "MAMBA_RETIRE=off"], "off", "MAMBA_RETIRE=off"),
         (
             NATIVE,
