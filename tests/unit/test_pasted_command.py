@@ -156,6 +156,16 @@ def test_a_configuration_file_is_read_as_vllm_reads_it(tmp_path: Path, model: st
     assert str(path) not in found.flags
 
 
+@pytest.mark.parametrize(("version", "told"), [("0.27.1", False), ("0.28.0", True)])
+def test_false_in_a_configuration_file_counts_since_0_28(
+    tmp_path: Path, version: str, told: bool
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("async-scheduling: false\n")
+    found = read_command([f"docker run vllm/vllm-openai:v{version} org/model --config {path}"])
+    assert ("asynchronous" in found.settings) is told
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -277,6 +287,40 @@ spec:
             image: vllm/vllm-openai:v0.27.1
             command: [sh, -c, "bash multi-node-serving.sh worker --ray_address=$(LWS_LEADER)"]
 """
+PROXY_AND_SERVER = """\
+kind: Deployment
+spec:
+  template:
+    spec:
+      initContainers:
+        - image: ghcr.io/llm-d/llm-d-routing-sidecar:v0.3.0
+          args: [--port=8000, --vllm-port=8200, --connector=nixlv2]
+      containers:
+        - image: ghcr.io/llm-d/llm-d-cuda:v0.3.0
+          command: [vllm, serve]
+          args: [org/model, --port, "8200", --max-num-batched-tokens=8192, --max-model-len=128k,
+                 --enable-prefix-caching]
+          env: [{name: VLLM_USE_V2_MODEL_RUNNER, value: "1"}]
+"""
+JOB_SCRIPT = """\
+VLLM_TAG=${VLLM_TAG:-v0.27.1}
+uvx hf jobs run --flavor h200 --detach -e VLLM_USE_V2_MODEL_RUNNER=1 -e "MODEL=org/model" \\
+    -- "vllm/vllm-openai:${VLLM_TAG}" bash -c '
+set -euo pipefail
+exec vllm serve "$MODEL" --tensor-parallel-size "$(nvidia-smi -L | wc -l)" \\
+    --max-model-len 128k --weight-transfer-config "{\\"backend\\":\\"nccl\\"}" \\
+    --max-num-batched-tokens 8192 --enable-prefix-caching
+' 2>&1 | head -1
+"""
+UNIT_CONTAINER = """\
+[Service]
+Environment="HF_TOKEN=x" "VLLM_USE_V2_MODEL_RUNNER=1"
+ExecStartPre=-/usr/bin/docker rm -f vllm
+ExecStart=/usr/bin/docker run --rm --name vllm --gpus all -v /srv:/models \\
+  vllm/vllm-openai:v0.27.1 --model org/model --max-model-len 128k \\
+  --max-num-batched-tokens 8192 --enable-prefix-caching
+ExecStop=/usr/bin/docker stop vllm
+"""
 ARRAY_SCRIPT = """\
 #!/usr/bin/env bash
 export VLLM_USE_V2_MODEL_RUNNER=1
@@ -326,6 +370,9 @@ Restart=always
         ("server.Dockerfile", DOCKERFILE_SHELL, "0.27.1"),
         ("variables.yaml", COMPOSE_VARIABLES, "0.27.1"),
         ("lws.yaml", LEADER_AND_WORKER, "0.27.1"),
+        ("proxy.yaml", PROXY_AND_SERVER, None),
+        ("job.sh", JOB_SCRIPT, "0.27.1"),
+        ("container.service", UNIT_CONTAINER, "0.27.1"),
         ("arrays.sh", ARRAY_SCRIPT, None),
         ("image.sh", IMAGE_SCRIPT, "0.27.1"),
         ("argument.Dockerfile", DOCKERFILE_ARGUMENT, "0.27.1"),

@@ -116,6 +116,7 @@ FRAMES: dict[str, Callable[[str], str]] = {
     "ray": lambda line: line.replace("(APIServer pid=1)", "(ServeReplica:a:b pid=7, ip=10.0.0.2)"),
     "journal, iso": lambda line: f"2026-09-02T13:09:06+0200 host vllm[77]: {line}",
     "journal": lambda line: f"Sep 02 13:09:06 host vllm[77]: {line}",
+    "docker desktop": lambda line: f"2026-09-02 13:09:06.715 | {line}",
     "quoted": lambda line: f"> {line}",
     "coloured": lambda line: line.replace("INFO", "\x1b[32mINFO\x1b[0m"),
     "carriage returns": lambda line: line + "\r",

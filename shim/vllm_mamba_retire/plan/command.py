@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
+from packaging.version import Version
 
 from vllm_mamba_retire.replay.scenario import InputError
 
@@ -48,7 +49,7 @@ _WITHOUT_VALUE = ("enable_", "disable_", "no_", "async_scheduling", "trust_", "e
 _SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _RUNNER, _RAY = "VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
-_OTHER_PROGRAMS = ("sh", "bash", "ray", "python", "python3", "sleep")
+_OTHER_PROGRAM = re.compile(r"(?:^|/)(?:sh|bash|ray|python3?|sleep|[^/]+\.(?:sh|py))$")
 # Where a container says what it runs; the last two are KServe's.
 _SAYS = ("image", "entrypoint", "command", "args", "runtime", "modelFormat")
 
@@ -119,7 +120,7 @@ def read_command(words: Sequence[str], environment: Mapping[str, str] | None = N
     options = list(_options(_filled_in(word, known) for word in own))
     for option in options:
         if option.name == "config":
-            options = [*_options(_configured(option.value)), *options]  # a flag overrules it
+            options = [*_options(_configured(option.value, version)), *options]  # flags overrule it
             break
     named = [option for option in options if option.name in ("model", "model_tag")]
     model = next((option for option in [*reversed(named), *options] if not _is_flag(option)), None)
@@ -242,8 +243,9 @@ def _is_flag(option: _Option) -> bool:
     return option.name not in ("", "model", "model_tag")
 
 
-def _configured(name: str | None) -> Iterator[str]:
-    """The flags that vLLM makes of a file behind ``--config``."""
+def _configured(name: str | None, version: str | None) -> Iterator[str]:
+    """The flags that vLLM makes of a file behind ``--config``; before 0.28 none of a ``false``."""
+    negates = version is None or Version(version) >= Version("0.28")
     try:
         flags = yaml.safe_load(Path(name or "").read_text())
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
@@ -255,7 +257,7 @@ def _configured(name: str | None) -> Iterator[str]:
         )
     for key, value in flags.items():
         if isinstance(value, bool):
-            yield f"--{key}" if value else f"--no-{key}"
+            yield from [f"--{key}"] if value else [f"--no-{key}"] * negates
             continue
         yield f"--{key}"
         if isinstance(value, dict):
@@ -338,7 +340,9 @@ def _beside(path: Path) -> dict[str, str]:
 
 def _serving(container: dict[str, Any], known: Mapping[str, str]) -> Command | None:
     says = {name: container[name] for name in _SAYS if name in container}
-    if "vllm" not in str(says).lower():
+    others = str({name: says[name] for name in says if name != "args"})  # a proxy names it there
+    parts = [word for name in ("command", "args") for word in _words(says.get(name))]
+    if "vllm" not in others.lower() and not _STARTS_SERVER.search(" ".join(parts)):
         return None
     listed = container.get("env", container.get("environment", {}))
     if isinstance(listed, list):
@@ -354,11 +358,10 @@ def _serving(container: dict[str, Any], known: Mapping[str, str]) -> Command | N
         **known,
         **{str(name): _filled_in(str(value), known) for name, value in (listed or {}).items()},
     }
-    parts = (says.get(name) for name in ("image", "entrypoint", "command", "args"))
-    command = read_command([*(word for part in parts for word in _words(part)), ""], environment)
+    start = [word for name in ("image", "entrypoint") for word in _words(says.get(name))]
+    command = read_command([*start, *parts, ""], environment)
     # A worker of a cluster has the image and another command.
-    other = command.model is not None and PurePosixPath(command.model).name in _OTHER_PROGRAMS
-    return None if other else command
+    return None if _OTHER_PROGRAM.search(command.model or "") else command
 
 
 def _words(part: Any) -> list[str]:
