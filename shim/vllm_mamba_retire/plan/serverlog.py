@@ -26,7 +26,7 @@ from .values import UnreadableError, read_dictionary, read_fields
 _GIB = 2**30
 _TEXT_KEYS = ("log", "message", "msg", "line", "text", "textPayload", "MESSAGE", "body")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# What container engines (also Docker Desktop), log shippers and people put before a line; a line may have several.
+# What container engines, log shippers and people put before a line; a line may have several.
 _FRAME = re.compile(
     r"\s*(?:"
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+(?:std(?:out|err) [FP] |\| )?"  # CRI
