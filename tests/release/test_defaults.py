@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import re
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
+from vllm import envs
 from vllm.config import speculative
 from vllm.config.vllm import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import config as model_config
 from vllm.model_executor.models import registry
+from vllm.v1.executor.abstract import Executor
 
 from vllm_mamba_retire.plan.defaults import (
     ALL_MODE_ARCHITECTURES,
-    SYNCHRONOUS_DRAFTERS,
     defaults_of,
 )
 from vllm_mamba_retire.releases import Status
@@ -52,13 +55,32 @@ def test_the_model_runner(release: str) -> None:
     assert ("_is_default_v2_model_runner_model" in source) is (defaults.runner == "V1")
 
 
-def test_drafters_without_asynchronous_scheduling() -> None:
+def test_drafters_without_asynchronous_scheduling(release: str) -> None:
+    by_default = inspect.getsource(VllmConfig).partition("async_scheduling is None")[2]
     allowed = {
         *_literals(speculative.EagleModelTypes),
         *_literals(speculative.NgramGPUTypes),
-        *("draft_model", "dspark"),
+        *re.findall(r'speculative_config.method != "(\w+)"', by_default.partition("_ht_dbo")[0]),
     }
-    assert _literals(speculative.SpeculativeMethod) - allowed == SYNCHRONOUS_DRAFTERS
+    defaults = defaults_of(release)
+    assert defaults is not None
+    methods = _literals(speculative.SpeculativeMethod)
+    assert methods - allowed == defaults.synchronous_drafters
+    assert {method for method in methods if method.endswith("_mtp")} <= allowed
+
+
+@pytest.mark.parametrize("backend", ["mp", "uni", "ray", "external_launcher"])
+def test_executors_without_asynchronous_scheduling(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value, expected in (("1", True), ("0", backend != "ray")):
+        monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", value)
+        config = SimpleNamespace(
+            parallel_config=SimpleNamespace(distributed_executor_backend=backend)
+        )
+        assert Executor.get_class(config).supports_async_scheduling() is expected
+    monkeypatch.delenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND")
+    assert envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND is True
 
 
 def test_architectures_that_support_mode_all() -> None:

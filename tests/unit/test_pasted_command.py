@@ -57,6 +57,15 @@ IGNORED = (
         (f"vllm serve org/model {SERVED} --kv-transfer-config "
          '\'{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}\'',
          {"connector": "LMCacheConnectorV1"}),
+        (f"docker run --gpus all -v vllm-cache:/root/.cache --ipc=host vllm/vllm-openai org/model "
+         f"--kv-events-config '{{\"endpoint\": \"tcp://vllm:5557\"}}' {SERVED}", {}),
+        (f"kubectl run server --image=vllm/vllm-openai:v0.28.0 --env=VLLM_USE_V2_MODEL_RUNNER=1 "
+         f"--port=8000 -- org/model {SERVED}", {"version": "0.28.0", "runner": "V2"}),
+        (f"docker run -e VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 vllm/vllm-openai:v0.29.0 --model "
+         f"org/model --distributed-executor-backend ray {SERVED}",
+         {"version": "0.29.0", "executor": "ray", "ray_v2": False}),
+        (f"vllm serve org/model {SERVED} --block-size 64", {}),
+        (f"vllm serve org/model {SERVED} --runner pooling", {"asynchronous": False}),
         (f"vllm serve org/model {SERVED} --kv-cache-memory-bytes 4G --num-gpu-blocks-override 99",
          {"kv_memory_bytes": 4 * 2**30, "pool": 99}),
     ],
@@ -88,9 +97,45 @@ def test_a_model_may_stand_behind_the_flags() -> None:
     assert found.flags == ("--port", "8000", "--enable-prefix-caching")
 
 
-def test_the_tag_of_another_image_is_no_version_of_vllm() -> None:
-    found = read_command(["docker run nvcr.io/nvidia/vllm:25.11.1-py3 vllm serve org/model"])
+@pytest.mark.parametrize(
+    "image",
+    [
+        "nvcr.io/nvidia/vllm:25.11.1-py3",
+        "nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.9.0",
+        "lmcache/vllm-openai:v0.3.9",
+        "vllm/vllm-omni:v0.18.0",
+        "vllm/vllm-openai:nightly",
+    ],
+)
+def test_the_tag_of_another_image_is_no_version_of_vllm(image: str) -> None:
+    found = read_command([f"docker run {image} vllm serve org/model"])
     assert (found.model, found.version) == ("org/model", None)
+    assert read_command([f"docker run {image} --model org/model"]) == found
+
+
+@pytest.mark.parametrize(
+    ("config", "drafter"),
+    [
+        ({"method": "qwen3_next_mtp"}, "mtp"),
+        ({"method": "[ngram]"}, "ngram"),
+        ({"method": "draft_model", "model": "org/draft-0.6b"}, "draft_model"),
+        ({"model": "ngram"}, "ngram"),
+        ({"model": "org/Model_EAGLE3"}, "eagle3"),
+        ({"model": "org/model-DFlash"}, "dflash"),
+        ({"model": "org/draft-0.6b"}, "unknown"),
+        ({}, None),
+    ],
+)
+def test_the_method_of_drafting_is_the_one_that_vllm_settles(
+    config: dict[str, str], drafter: str | None
+) -> None:
+    words = ["vllm", "serve", "org/model", "--speculative-config", json.dumps(config)]
+    assert read_command(words).settings.get("drafter") == drafter
+
+
+def test_drafts_without_padding_are_told() -> None:
+    config = json.dumps({"method": "mtp", "disable_padded_drafter_batch": True})
+    assert read_command([f"-sc '{config}'"]).settings == {"drafter": "mtp", "padded_drafts": False}
 
 
 @pytest.mark.parametrize("model", ["", "org/model"])
@@ -111,6 +156,16 @@ def test_a_configuration_file_is_read_as_vllm_reads_it(tmp_path: Path, model: st
     assert str(path) not in found.flags
 
 
+@pytest.mark.parametrize(("version", "told"), [("0.27.1", False), ("0.28.0", True)])
+def test_false_in_a_configuration_file_counts_since_0_28(
+    tmp_path: Path, version: str, told: bool
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("async-scheduling: false\n")
+    found = read_command([f"docker run vllm/vllm-openai:v{version} org/model --config {path}"])
+    assert ("asynchronous" in found.settings) is told
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -118,6 +173,7 @@ def test_a_configuration_file_is_read_as_vllm_reads_it(tmp_path: Path, model: st
         (["--max-num-batched-tokens", "many"], "'many' is not a whole number"),
         (["--enable-prefix-caching=perhaps"], "neither True nor False"),
         (['vllm serve org/model "$@"'], r"command: \$@ is not set here; put its flags"),
+        (["set -e\nvllm ${ARGS[@]}\nsleep 1"], "no 'vllm serve' in it"),
         (["vllm serve m --config /config/x.yaml"], "config: /config/x.yaml is no readable YAML"),
     ],
 )
@@ -199,6 +255,97 @@ ENV VLLM_USE_V2_MODEL_RUNNER=1
 ENTRYPOINT VLLM_LOGGING_LEVEL=INFO vllm serve org/model --max-num-batched-tokens 8192 \\
     --max-model-len 128k --enable-prefix-caching
 """
+COMPOSE_VARIABLES = """\
+services:
+  server:
+    image: ${REGISTRY:-docker.io}/vllm/vllm-openai:${VLLM_TAG:-v0.27.1}
+    environment:
+      - VLLM_USE_V2_MODEL_RUNNER=${RUNNER:-1}
+    command: ["--model", "org/model", "--max-num-batched-tokens", "${BUDGET:-8192}",
+              "--max-model-len", "128k", "--enable-prefix-caching"]
+"""
+LEADER_AND_WORKER = """\
+kind: LeaderWorkerSet
+spec:
+  leaderWorkerTemplate:
+    leaderTemplate:
+      spec:
+        containers:
+          - name: leader
+            image: vllm/vllm-openai:v0.27.1
+            env: [{name: VLLM_USE_V2_MODEL_RUNNER, value: "1"}, {name: BUDGET, value: "8192"}]
+            command:
+              - sh
+              - -c
+              - "bash multi-node-serving.sh leader --ray_cluster_size=$(LWS_GROUP_SIZE);
+                vllm serve org/model --max-num-batched-tokens $(BUDGET) --max-model-len 128k
+                --enable-prefix-caching"
+    workerTemplate:
+      spec:
+        containers:
+          - name: worker
+            image: vllm/vllm-openai:v0.27.1
+            command: [sh, -c, "bash multi-node-serving.sh worker --ray_address=$(LWS_LEADER)"]
+"""
+PROXY_AND_SERVER = """\
+kind: Deployment
+spec:
+  template:
+    spec:
+      initContainers:
+        - image: ghcr.io/llm-d/llm-d-routing-sidecar:v0.3.0
+          args: [--port=8000, --vllm-port=8200, --connector=nixlv2]
+      containers:
+        - image: ghcr.io/llm-d/llm-d-cuda:v0.3.0
+          command: [vllm, serve]
+          args: [org/model, --port, "8200", --max-num-batched-tokens=8192, --max-model-len=128k,
+                 --enable-prefix-caching]
+          env: [{name: VLLM_USE_V2_MODEL_RUNNER, value: "1"}]
+"""
+JOB_SCRIPT = """\
+VLLM_TAG=${VLLM_TAG:-v0.27.1}
+uvx hf jobs run --flavor h200 --detach -e VLLM_USE_V2_MODEL_RUNNER=1 -e "MODEL=org/model" \\
+    -- "vllm/vllm-openai:${VLLM_TAG}" bash -c '
+set -euo pipefail
+exec vllm serve "$MODEL" --tensor-parallel-size "$(nvidia-smi -L | wc -l)" \\
+    --max-model-len 128k --weight-transfer-config "{\\"backend\\":\\"nccl\\"}" \\
+    --max-num-batched-tokens 8192 --enable-prefix-caching
+' 2>&1 | head -1
+"""
+UNIT_CONTAINER = """\
+[Service]
+Environment="HF_TOKEN=x" "VLLM_USE_V2_MODEL_RUNNER=1"
+ExecStartPre=-/usr/bin/docker rm -f vllm
+ExecStart=/usr/bin/docker run --rm --name vllm --gpus all -v /srv:/models \\
+  vllm/vllm-openai:v0.27.1 --model org/model --max-model-len 128k \\
+  --max-num-batched-tokens 8192 --enable-prefix-caching
+ExecStop=/usr/bin/docker stop vllm
+"""
+ARRAY_SCRIPT = """\
+#!/usr/bin/env bash
+export VLLM_USE_V2_MODEL_RUNNER=1
+BUDGET="${BUDGET:-8192}"
+VLLM_ARGS=(
+    serve org/model  # as downloaded
+    --max-num-batched-tokens "$BUDGET"
+    --max-model-len 128k
+    --enable-prefix-caching
+)
+vllm "${VLLM_ARGS[@]}" &
+wait
+"""
+IMAGE_SCRIPT = """\
+IMAGE="${IMAGE:-vllm/vllm-openai:v0.27.1-cu129}"
+docker run --gpus all --env VLLM_USE_V2_MODEL_RUNNER=1 --name vllm -p 8000:8000 "$IMAGE" \\
+  --model org/model --max-num-batched-tokens 8192 --max-model-len 128k --enable-prefix-caching
+"""
+DOCKERFILE_ARGUMENT = """\
+ARG VLLM_VERSION=v0.27.1-cu129
+FROM vllm/vllm-openai:${VLLM_VERSION}
+ENV VLLM_USE_V2_MODEL_RUNNER=1
+CMD ["--model", "org/model", "--max-num-batched-tokens", "8192", "--max-model-len", "128k", \
+     "--enable-prefix-caching"]
+"""
 UNIT = """\
 [Unit]
 Description=vLLM server
@@ -221,6 +368,14 @@ Restart=always
         ("kserve.yaml", KSERVE, None),
         ("Dockerfile", DOCKERFILE, "0.27.1"),
         ("server.Dockerfile", DOCKERFILE_SHELL, "0.27.1"),
+        ("variables.yaml", COMPOSE_VARIABLES, "0.27.1"),
+        ("lws.yaml", LEADER_AND_WORKER, "0.27.1"),
+        ("proxy.yaml", PROXY_AND_SERVER, None),
+        ("job.sh", JOB_SCRIPT, "0.27.1"),
+        ("container.service", UNIT_CONTAINER, "0.27.1"),
+        ("arrays.sh", ARRAY_SCRIPT, None),
+        ("image.sh", IMAGE_SCRIPT, "0.27.1"),
+        ("argument.Dockerfile", DOCKERFILE_ARGUMENT, "0.27.1"),
         ("vllm.service", UNIT, None),
         ("start.sh", SCRIPT, None),
     ],
@@ -234,6 +389,14 @@ def test_a_file_is_read_like_the_command_in_it(
     assert found.model == "org/model"
     told = {"version": version} if version else {}
     assert found.settings == FIGURES | told | {"runner": "V2"}
+
+
+def test_variables_of_a_compose_file_come_from_the_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("# local\nVLLM_TAG=v0.28.0\nBUDGET='4096'\n")
+    path = tmp_path / "compose.yaml"
+    path.write_text(COMPOSE_VARIABLES)
+    found = read_file(path)
+    assert (found.version, found.settings["budget"]) == ("0.28.0", 4096)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +437,34 @@ def test_metrics_tell_pool_block_mode_and_preemptions(tmp_path: Path) -> None:
         {"pool": 325, "block": 1568, "mode": "align", "prefix_caching": True},
         7,
     )
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings"),
+    [
+        ({"num_gpu_blocks": "650", "engine": "1"}, {"pool": 325}),  # of both engines
+        ({"block_size": "8", "mamba_block_size": "1600"}, {"block": 1600}),  # a ring's, 0.29
+        ({"mamba_block_size": "16"}, {"block": 1568}),  # as it was configured, before 0.29
+        ({"mamba_block_size": "4096", "user_specified_mamba_block_size": "True"}, {"block": 1568}),
+        ({"mamba_block_size": "262144", "mamba_cache_mode": "none"}, {"block": 1568}),
+        ({"kv_cache_memory_bytes": "32500000"}, {"block_bytes": 100_000}),
+        ({"kv_cache_memory_bytes": "9", "num_gpu_blocks_override": "325"}, {"block_bytes": None}),
+    ],
+)
+def test_metrics_tell_the_block_with_a_state_and_the_pool_of_one_engine(
+    tmp_path: Path, labels: dict[str, str], settings: dict[str, int | None]
+) -> None:
+    shown = {"block_size": "1568", "mamba_cache_mode": "align", "num_gpu_blocks": "325"}
+    shown |= {"num_gpu_blocks_override": "None", "engine": "0"} | labels
+    engines = range(int(shown["engine"]) + 1)
+    path = tmp_path / "metrics"
+    lines = (
+        ",".join(f'{name}="{value}"' for name, value in {**shown, "engine": str(each)}.items())
+        for each in engines
+    )
+    path.write_text("".join(f"vllm:cache_config_info{{{line}}} 1.0\n" for line in lines))
+    found, _ = read_metrics(path)
+    assert {name: found.get(name) for name in settings} == settings
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ FRAMES: dict[str, Callable[[str], str]] = {
     "ray": lambda line: line.replace("(APIServer pid=1)", "(ServeReplica:a:b pid=7, ip=10.0.0.2)"),
     "journal, iso": lambda line: f"2026-09-02T13:09:06+0200 host vllm[77]: {line}",
     "journal": lambda line: f"Sep 02 13:09:06 host vllm[77]: {line}",
+    "docker desktop": lambda line: f"2026-09-02 13:09:06.715 | {line}",
     "quoted": lambda line: f"> {line}",
     "coloured": lambda line: line.replace("INFO", "\x1b[32mINFO\x1b[0m"),
     "carriage returns": lambda line: line + "\r",
@@ -208,6 +209,29 @@ def test_a_line_of_arguments_that_cannot_be_read_is_an_error(
 def test_asynchronous_scheduling_is_off_where_vllm_says_so(line: str) -> None:
     text = LOG.replace("Asynchronous scheduling is enabled.", line)
     assert read(text).settings["asynchronous"] is False
+
+
+def test_asynchronous_scheduling_is_off_on_a_cpu_whatever_was_printed_before() -> None:
+    text = LOG.replace("max_seq_len=262144,", "max_seq_len=262144, device_config=cpu,")
+    assert read(text).settings["asynchronous"] is False
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO worker.py:1951 -- Connected to Ray cluster; executor: uni, async_scheduling=False",
+        "(raylet) executor distributed_executor_backend='mp'",
+    ],
+)
+def test_the_executor_is_that_of_vllms_own_arguments(line: str) -> None:
+    text = LOG.replace("{'model_tag'", "{'distributed_executor_backend': 'ray', 'model_tag'")
+    assert read(f"{line}\n{text}{line}\n").settings == {**FIGURES, "executor": "ray"}
+
+
+def test_the_block_of_a_quantized_cache_is_not_that_of_the_states() -> None:
+    line = "(Worker pid=9) INFO 09-02 13:09:41 [interface.py:760] Setting attention block size to "
+    more = "2096 tokens so the quantized primary KV page covers the higher-precision padded page.\n"
+    assert read(LOG + line + more).settings["block"] == 1600
 
 
 BY_DEFAULT = "for X by default when prefix caching is enabled"

@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm_mamba_retire.replay.scenario import InputError
 
+from .defaults import UNKNOWN
 from .values import read_object
 
 # argument -> setting
@@ -23,6 +24,9 @@ _NUMBERS = {
     "kv_cache_memory_bytes": "kv_memory_bytes",
     "block_size": "block",
 }
+# A speculative configuration by flags, since 0.29.
+_SHORT = {"num_speculative_tokens": "spec_tokens", "method": "spec_method", "model": "spec_model"}
+_NAMED_DRAFTERS = ("eagle-", "eagle3", "dflash", "dspark")  # methods that a drafter's name tells
 _SWITCHES = {"enable_prefix_caching": "prefix_caching", "async_scheduling": "asynchronous"}
 
 
@@ -46,15 +50,22 @@ def settings_from(arguments: Mapping[str, Any]) -> dict[str, Any]:
         settings[setting] = value
     if (mode := arguments.get("mamba_cache_mode")) is not None:
         settings["mode"] = str(mode)
-    short = {"num_speculative_tokens": "spec_tokens", "method": "spec_method"}  # >= 0.29
-    drafts = {long: arguments[name] for long, name in short.items() if name in arguments}
+    drafts = {name: arguments[short] for name, short in _SHORT.items() if short in arguments}
     settings |= drafting(drafts | read_object(arguments.get("speculative_config")))
+    if (executor := arguments.get("distributed_executor_backend")) is not None:
+        settings["executor"] = str(executor)
+    if arguments.get("runner") == "pooling":
+        settings.setdefault("asynchronous", False)
+    if (connector := _connector(arguments)) is not None:
+        settings["connector"] = connector
+    return settings
+
+
+def _connector(arguments: Mapping[str, Any]) -> str | None:
     connector = read_object(arguments.get("kv_transfer_config")).get("kv_connector")
     if connector is not None:
-        settings["connector"] = str(connector)
-    elif arguments.get("kv_offloading_size"):
-        settings["connector"] = "KV offloading"
-    return settings
+        return str(connector)
+    return "KV offloading" if arguments.get("kv_offloading_size") else None
 
 
 def drafting(config: Any) -> dict[str, Any]:
@@ -64,9 +75,24 @@ def drafting(config: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if tokens is not None:
         settings["spec"] = _number("num_speculative_tokens", tokens)
-    if fields.get("method") is not None:
-        settings["drafter"] = str(fields["method"])
+    if (method := _method(fields)) is not None:
+        settings["drafter"] = method
+    if fields.get("disable_padded_drafter_batch") is True:
+        settings["padded_drafts"] = False
     return settings
+
+
+def _method(fields: Mapping[str, Any]) -> str | None:
+    """The method that ``SpeculativeConfig`` settles; `UNKNOWN` where the drafter's files decide."""
+    method, model = fields.get("method"), fields.get("model")
+    if method in (None, "draft_model") and model is not None:
+        if model in ("ngram", "[ngram]"):
+            return "ngram"
+        named = (name for name in _NAMED_DRAFTERS if name in str(model).lower())
+        return next(named, str(method or UNKNOWN)).rstrip("-")
+    if method is None:
+        return None
+    return "mtp" if str(method).endswith("_mtp") else str(method).strip("[]")
 
 
 def _number(name: str, value: Any) -> int:

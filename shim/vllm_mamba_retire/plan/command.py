@@ -16,22 +16,29 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
+from packaging.version import Version
 
 from vllm_mamba_retire.replay.scenario import InputError
 
 from .arguments import settings_from
 
-# vLLM's releases begin with 0; tags of other images are dates ("nvcr.io/nvidia/vllm:25.11.1-py3").
 _IMAGE = re.compile(
-    r"(?:^|/)[\w.-]*vllm[\w.-]*(?:@|:(?:v?(0\.\d+\.\d+(?:\.?(?:post|dev|rc)\d+)?)?))"
+    r"(?:--image=|(?!-))(?!.*//)(?:[^\s\"'=]*/)?(?:[\w.-]*vllm[\w.-]*(?:@|:(?=[\w$]))|vllm-openai[\w-]*$)"
 )
-_VARIABLE = re.compile(r"(?:Environment=)?([A-Za-z_]\w*)=(.*)", re.DOTALL)  # or of a unit
-_REFERENCE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+# Tags of vLLM's own images, or of copies of them, are its releases; those of other projects' images
+# are theirs ("nvcr.io/nvidia/vllm:25.11.1-py3", "ai-dynamo/vllm-runtime:0.9.0", LMCache's).
+_TAG = re.compile(
+    r"(?<!lmcache)/vllm(?:-openai(?:-[a-z]+)?)?:v?(0\.\d+\.\d+(?:\.?(?:post|dev|rc)\d+)?)(?![\d.])"
+)
+# Of a shell, a container engine, or a unit.
+_VARIABLE = re.compile(r"(?:Environment=|--env=|-e)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_REFERENCE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|\((\w+)\)|(\w+))")
 _STARTS_SERVER = re.compile(r"vllm\s+serve\b|vllm\.entrypoints|api_server")
 _ENDS = re.compile(r"[|;&]+|\d*>+&?.*|#.*")
 # The next line belongs to this one, also where it only goes on with a flag.
 _JOINED = re.compile(r"\\\r?\n|\r?\n(?=\s*-)")
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+_ARRAY = re.compile(r"^[ \t]*(\w+)=\(([^()]*)\)", re.MULTILINE)
 _INSTRUCTION = re.compile(r"[ \t]*(FROM|ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)", re.IGNORECASE)
 _SHORT = {
     "-tp": "tensor-parallel-size",
@@ -40,8 +47,9 @@ _SHORT = {
 }
 _WITHOUT_VALUE = ("enable_", "disable_", "no_", "async_scheduling", "trust_", "enforce_")
 _SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+_RUNNER, _RAY = "VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+_OTHER_PROGRAM = re.compile(r"(?:^|/)(?:sh|bash|ray|python3?|sleep|[^/]+\.(?:sh|py))$")
 # Where a container says what it runs; the last two are KServe's.
 _SAYS = ("image", "entrypoint", "command", "args", "runtime", "modelFormat")
 
@@ -70,10 +78,13 @@ class Command:
             InputError: a flag that decides something has a value that cannot be read.
         """
         settings = settings_from(_arguments(_options(self.flags)))
+        settings.pop("block", None)  # vLLM enlarges it until it holds a state
         if self.version is not None:
             settings["version"] = self.version
         if self.environment.get(_RUNNER) in ("0", "1"):
             settings["runner"] = "V2" if self.environment[_RUNNER] == "1" else "V1"
+        if self.environment.get(_RAY) in ("0", "1"):
+            settings["ray_v2"] = self.environment[_RAY] == "1"
         return settings
 
 
@@ -98,14 +109,18 @@ def read_command(words: Sequence[str], environment: Mapping[str, str] | None = N
             its configuration file cannot be read.
     """
     words = list(_split(words))
-    at, version = _start(words)
     known = dict(environment or {})
-    known |= {found[1]: found[2] for word in words[:at] if (found := _VARIABLE.fullmatch(word))}
+    for word in words:
+        if found := _VARIABLE.fullmatch(word):
+            known[found[1]] = _filled_in(found[2], known)
+    at, version = _start([_filled_in(word, known) for word in words])
+    if at == 0 and any(word == ";" for word in words[:-1]):
+        raise InputError("command: no 'vllm serve' in it; paste the command that starts vLLM.")
     own = takewhile(lambda word: not _ENDS.fullmatch(word), words[at:])
     options = list(_options(_filled_in(word, known) for word in own))
     for option in options:
         if option.name == "config":
-            options = [*_options(_configured(option.value)), *options]  # a flag overrules it
+            options = [*_options(_configured(option.value, version)), *options]  # flags overrule it
             break
     named = [option for option in options if option.name in ("model", "model_tag")]
     model = next((option for option in [*reversed(named), *options] if not _is_flag(option)), None)
@@ -139,7 +154,10 @@ def read_file(path: Path) -> Command:
         documents = [_built(text)]
     else:
         return read_command([text])
-    found = [command for container in _containers(documents) if (command := _serving(container))]
+    known = _beside(path)
+    found = [
+        command for each in _containers(documents) if (command := _serving(each, known)) is not None
+    ]
     if len(found) != 1:
         raise InputError(
             f"file: {path} has {len(found) or 'no'} containers that serve vLLM; paste the command "
@@ -161,8 +179,13 @@ def _split(words: Sequence[str]) -> Iterator[str]:
 
 
 def _lex(text: str) -> list[str]:
-    """The words of a shell; a line that ends a command is a semicolon."""
-    text = _COMMENT.sub("", _JOINED.sub(" ", text))
+    """The words of a shell, arrays written out; a line that ends a command is a semicolon."""
+    text = _COMMENT.sub("", text)
+    for name, lines in _ARRAY.findall(text):
+        words = " ".join(re.sub(r"\s#.*", "", lines).split("\n"))
+        for reference in (f'"${{{name}[@]}}"', f"${{{name}[@]}}"):
+            text = text.replace(reference, words)
+    text = _JOINED.sub(" ", _ARRAY.sub("", text))
     lexer = shlex.shlex(text, posix=True, punctuation_chars="\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
@@ -175,8 +198,9 @@ def _start(words: list[str]) -> tuple[int, str | None]:
     """Where vLLM's own words begin, and the release that an image's tag in front of them names."""
     at, version = 0, None
     for number, word in enumerate(words):
-        if (image := _IMAGE.search(word)) and not word.startswith("-"):
-            at, version = number + 1, image[1]
+        if _IMAGE.match(word):
+            tag = _TAG.search(f"/{word}")
+            at, version = number + 1, tag and tag[1]
         elif word.startswith("vllm.entrypoints") or word.endswith("api_server.py"):
             at = number + 1
         elif PurePosixPath(word).name == "vllm" and words[number + 1 : number + 2] == ["serve"]:
@@ -187,8 +211,10 @@ def _start(words: list[str]) -> tuple[int, str | None]:
 
 
 def _filled_in(word: str, environment: Mapping[str, str]) -> str:
+    """The word with the variables that are known; ``$$`` is a compose file's ``$``."""
     return _REFERENCE.sub(
-        lambda found: environment.get(found[1] or found[3], found[2] or found[0]), word
+        lambda found: environment.get(found[1] or found[3] or found[4], found[2] or found[0]),
+        word.replace("$$", "$"),
     )
 
 
@@ -217,8 +243,9 @@ def _is_flag(option: _Option) -> bool:
     return option.name not in ("", "model", "model_tag")
 
 
-def _configured(name: str | None) -> Iterator[str]:
-    """The flags that vLLM makes of a file behind ``--config``."""
+def _configured(name: str | None, version: str | None) -> Iterator[str]:
+    """The flags that vLLM makes of a file behind ``--config``; before 0.28 none of a ``false``."""
+    negates = version is None or Version(version) >= Version("0.28")
     try:
         flags = yaml.safe_load(Path(name or "").read_text())
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
@@ -230,7 +257,7 @@ def _configured(name: str | None) -> Iterator[str]:
         )
     for key, value in flags.items():
         if isinstance(value, bool):
-            yield f"--{key}" if value else f"--no-{key}"
+            yield from [f"--{key}"] if value else [f"--no-{key}"] * negates
             continue
         yield f"--{key}"
         if isinstance(value, dict):
@@ -281,7 +308,7 @@ def _built(text: str) -> dict[str, Any]:
         words = _words(value)
         if name == "FROM":
             image = next((word for word in words if not word.startswith("-")), "")
-            if _IMAGE.search(image):
+            if _IMAGE.match(image):
                 container["image"] = image
         elif name in ("ENTRYPOINT", "CMD"):
             container["command" if name == "CMD" else "entrypoint"] = _read(value)
@@ -301,9 +328,21 @@ def _containers(node: Any) -> Iterator[dict[str, Any]]:
             yield from _containers(child)
 
 
-def _serving(container: dict[str, Any]) -> Command | None:
+def _beside(path: Path) -> dict[str, str]:
+    """Variables that compose reads from the file ``.env`` beside its own."""
+    try:
+        lines = path.with_name(".env").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    pairs = filter(None, (_VARIABLE.fullmatch(line.strip()) for line in lines))
+    return {found[1]: found[2].strip("'\"") for found in pairs}
+
+
+def _serving(container: dict[str, Any], known: Mapping[str, str]) -> Command | None:
     says = {name: container[name] for name in _SAYS if name in container}
-    if "vllm" not in str(says).lower():
+    others = str({name: says[name] for name in says if name != "args"})  # a proxy names it there
+    parts = [word for name in ("command", "args") for word in _words(says.get(name))]
+    if "vllm" not in others.lower() and not _STARTS_SERVER.search(" ".join(parts)):
         return None
     listed = container.get("env", container.get("environment", {}))
     if isinstance(listed, list):
@@ -315,9 +354,14 @@ def _serving(container: dict[str, Any]) -> Command | None:
             if isinstance(each, (dict, str))
         )
         listed = dict(pairs)
-    environment = {str(name): str(value) for name, value in (listed or {}).items()}
-    parts = (says.get(name) for name in ("image", "entrypoint", "command", "args"))
-    return read_command([*(word for part in parts for word in _words(part)), ""], environment)
+    environment = {
+        **known,
+        **{str(name): _filled_in(str(value), known) for name, value in (listed or {}).items()},
+    }
+    start = [word for name in ("image", "entrypoint") for word in _words(says.get(name))]
+    command = read_command([*start, *parts, ""], environment)
+    # A worker of a cluster has the image and another command.
+    return None if _OTHER_PROGRAM.search(command.model or "") else command
 
 
 def _words(part: Any) -> list[str]:

@@ -19,20 +19,25 @@ class Defaults:
         all_mode: whether prefix caching means mode all for `ALL_MODE_ARCHITECTURES`, else align.
         runner: model runner; it decides the lag of pipeline parallelism.
         wide_blocks: whether a block may hold more tokens than a step.
+        synchronous_drafters: methods with which asynchronous scheduling is off by default.
     """
 
     prefix_caching: bool
     all_mode: bool
     runner: str
     wide_blocks: bool
+    synchronous_drafters: frozenset[str]
 
 
+_SYNCHRONOUS = frozenset({"ngram", "medusa", "mlp_speculator", "suffix", "custom_class"})
+_BEFORE_028 = _SYNCHRONOUS | {"draft_model"}
 _SINCE = (
-    ("0.26", Defaults(prefix_caching=False, all_mode=True, runner="V1", wide_blocks=False)),
-    ("0.27", Defaults(prefix_caching=False, all_mode=True, runner="V1", wide_blocks=True)),
-    ("0.28", Defaults(prefix_caching=True, all_mode=False, runner="V1", wide_blocks=True)),
-    ("0.29", Defaults(prefix_caching=True, all_mode=False, runner="V2", wide_blocks=True)),
+    ("0.26", Defaults(False, True, "V1", wide_blocks=False, synchronous_drafters=_BEFORE_028)),
+    ("0.27", Defaults(False, True, "V1", wide_blocks=True, synchronous_drafters=_BEFORE_028)),
+    ("0.28", Defaults(True, False, "V1", wide_blocks=True, synchronous_drafters=_SYNCHRONOUS)),
+    ("0.29", Defaults(True, False, "V2", wide_blocks=True, synchronous_drafters=_SYNCHRONOUS)),
 )
+UNKNOWN = "unknown"  # a drafter's method that its own files decide
 # Classes with SupportsMambaPrefixCaching, 0.26 to 0.29.
 ALL_MODE_ARCHITECTURES = frozenset(
     {
@@ -47,8 +52,6 @@ ALL_MODE_ARCHITECTURES = frozenset(
         "Zamba2ForCausalLM",
     }
 )
-# Drafters with which asynchronous scheduling is off unless it is asked for, 0.26 to 0.29.
-SYNCHRONOUS_DRAFTERS = frozenset({"ngram", "medusa", "mlp_speculator", "suffix", "custom_class"})
 
 
 def defaults_of(version: str | None) -> Defaults | None:

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 from vllm_mamba_retire.replay.scenario import InputError
 
 from .bounds import Geometry
-from .defaults import ALL_MODE_ARCHITECTURES, SYNCHRONOUS_DRAFTERS, Defaults, defaults_of
+from .defaults import ALL_MODE_ARCHITECTURES, UNKNOWN, Defaults, defaults_of
 
 ASSUMED = "assumed"
 GIVEN = "given"
@@ -38,6 +38,9 @@ _OTHERS = (
     "pipeline",
     "runner",
     "drafter",
+    "padded_drafts",
+    "executor",
+    "ray_v2",
     "architecture",
     "connector",
     "kv_memory_bytes",
@@ -218,7 +221,7 @@ def _lag(
     asynchronous, origin = values["asynchronous"], origins.get("asynchronous", default)
     pipeline = values["pipeline"] or 1
     if asynchronous is None and defaults is not None:
-        asynchronous = values["drafter"] not in SYNCHRONOUS_DRAFTERS
+        asynchronous = _asynchronous(values, defaults)
     if asynchronous is None:
         return max(pipeline - 1, 1), origins["pipeline"] if pipeline > 1 else ASSUMED
     if pipeline > 1:
@@ -228,6 +231,17 @@ def _lag(
     runner = values["runner"] or (defaults.runner if defaults else "V1")
     # The V1 runner does not overlap asynchronous scheduling with pipeline parallelism.
     return (pipeline if runner == "V2" or pipeline == 1 else pipeline - 1), origin
+
+
+def _asynchronous(values: Mapping[str, Any], defaults: Defaults) -> bool | None:
+    """Whether ``VllmConfig`` turns asynchronous scheduling on where it is not told to; None where
+    the drafter's files or an executor's class decide."""
+    old_ray = values["executor"] == "ray" and values["ray_v2"] is False
+    waits = values["drafter"] in defaults.synchronous_drafters
+    if waits or old_ray or values["padded_drafts"] is False:
+        return False
+    own = values["executor"] in (None, "mp", "uni", "ray", "external_launcher")
+    return True if own and values["drafter"] != UNKNOWN else None
 
 
 def _check(deployment: Deployment) -> None:

@@ -93,7 +93,7 @@ def status_of(version: str | None, matrix: Matrix) -> Status | None:
     """What a vLLM version does with old states, by its row or the rows around it.
 
     Returns:
-        None where the version is not known, or between releases that differ.
+        None where the version is not known, or is a development build before the fix.
 
     Raises:
         InputError: no vLLM release, nor a build between two of them.
@@ -106,17 +106,18 @@ def status_of(version: str | None, matrix: Matrix) -> Status | None:
     if final and (row := matrix.row_for(version)) is not None:
         return row.status
     before = [status for release, status in rows if release <= parsed]
-    after = [status for release, status in rows if release > parsed]
+    newest = rows[-1][0]
+    native = before[-1:] == [Status.NATIVE] and parsed.major == newest.major
+    if native and (not final or parsed > newest):
+        return Status.NATIVE
+    if not final:  # "0.1.dev14845+g57a314d15" and "0.11.2.dev280" are builds of much newer code
+        return None
     if not before:
         return Status.ABSENT
-    if not after and parsed.major == rows[-1][0].major:
-        return before[-1]
-    if final:
-        raise InputError(
-            f"vllm_version: {version} is no vLLM release that this package knows "
-            f"({rows[0][0]} to {rows[-1][0]})."
-        )
-    return before[-1] if after and before[-1] is after[0] else None
+    raise InputError(
+        f"vllm_version: {version} is no vLLM release that this package knows "
+        f"({rows[0][0]} to {newest})."
+    )
 
 
 def plan(

@@ -29,7 +29,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # What container engines, log shippers and people put before a line; a line may have several.
 _FRAME = re.compile(
     r"\s*(?:"
-    r"\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+(?:std(?:out|err) [FP] )?"  # CRI
+    r"\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+(?:std(?:out|err) [FP] |\| )?"  # CRI
     r"|[\w./@-]+\s+\|\s"  # docker compose, docker service
     r"|\[pod/[^\]]+\]\s"  # kubectl logs --prefix
     r"|\{[\w.]+=\"[^}]*\}\s+"  # logcli
@@ -65,7 +65,7 @@ _SENTENCES: tuple[tuple[str, str], ...] = (
     ("asynchronous", r"Asynchronousschedulingis(enabled|disabled)\."),
     ("asynchronous", r"Asyncscheduling.*?(willbedisabled|isdisabled)"),
     ("runner", r"Using(V2)ModelRunner"),
-    ("block", rf"(?:\[XPU\])?Settingattentionblocksizeto{_COUNT}tokens"),
+    ("block", rf"(?:\[XPU\])?Settingattentionblocksizeto{_COUNT}tokens(?!sothequantized)"),
     ("override", rf"Overridingnum_gpu_blocks={_COUNT}withnum_gpu_blocks_override={_COUNT}$"),
     ("memory", r"AvailableKVcachememory:(\d+\.?\d*)GiB"),
     ("capacity", rf"(?:GPU|CPU|XPU)KVcachesize:{_COUNT}tokens(?:,Maximumconcurrencyfor{_COUNT}"
@@ -298,6 +298,8 @@ def _engine(version: str, text: str) -> dict[str, Any]:
             settings[setting] = fields[name]
     if isinstance(fields.get("enable_prefix_caching"), bool):
         settings["prefix_caching"] = fields["enable_prefix_caching"]
+    if fields.get("device_config") == "cpu":
+        settings["asynchronous"] = False  # the platform turns it off after the line about it
     if "speculative_config" in fields:
         settings |= drafting(fields["speculative_config"]) or {"spec": 0}
     return settings
