@@ -391,7 +391,7 @@ def test_a_file_is_read_like_the_command_in_it(
     assert found.settings == FIGURES | told | {"runner": "V2"}
 
 
-def test_variables_of_a_compose_file_come_from_the_file_beside_it(tmp_path: Path) -> None:
+def test_a_compose_file_takes_variables_from_its_env_file(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("# local\nVLLM_TAG=v0.28.0\nBUDGET='4096'\n")
     path = tmp_path / "compose.yaml"
     path.write_text(COMPOSE_VARIABLES)
@@ -451,7 +451,7 @@ def test_metrics_tell_pool_block_mode_and_preemptions(tmp_path: Path) -> None:
         ({"kv_cache_memory_bytes": "9", "num_gpu_blocks_override": "325"}, {"block_bytes": None}),
     ],
 )
-def test_metrics_tell_the_block_with_a_state_and_the_pool_of_one_engine(
+def test_metrics_tell_a_state_block_and_one_engines_pool(
     tmp_path: Path, labels: dict[str, str], settings: dict[str, int | None]
 ) -> None:
     shown = {"block_size": "1568", "mamba_cache_mode": "align", "num_gpu_blocks": "325"}

@@ -211,7 +211,7 @@ def test_asynchronous_scheduling_is_off_where_vllm_says_so(line: str) -> None:
     assert read(text).settings["asynchronous"] is False
 
 
-def test_asynchronous_scheduling_is_off_on_a_cpu_whatever_was_printed_before() -> None:
+def test_asynchronous_scheduling_is_off_on_a_cpu() -> None:
     text = LOG.replace("max_seq_len=262144,", "max_seq_len=262144, device_config=cpu,")
     assert read(text).settings["asynchronous"] is False
 
@@ -228,7 +228,7 @@ def test_the_executor_is_that_of_vllms_own_arguments(line: str) -> None:
     assert read(f"{line}\n{text}{line}\n").settings == {**FIGURES, "executor": "ray"}
 
 
-def test_the_block_of_a_quantized_cache_is_not_that_of_the_states() -> None:
+def test_a_quantized_caches_block_is_not_the_states_block() -> None:
     line = "(Worker pid=9) INFO 09-02 13:09:41 [interface.py:760] Setting attention block size to "
     more = "2096 tokens so the quantized primary KV page covers the higher-precision padded page.\n"
     assert read(LOG + line + more).settings["block"] == 1600
