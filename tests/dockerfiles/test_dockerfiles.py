@@ -118,7 +118,7 @@ def test_build_stops_on_a_vllm_that_is_not_as_released(name: str, tmp_path: Path
     changed = tmp_path / "Containerfile"
     manager = f"{BUILDS['SITE']}/vllm/v1/core/single_type_kv_cache_manager.py"
     changed.write_text(f"FROM {BASE}\nRUN echo '# a vendor was here' >> {manager}\n")
-    podman("build", "-q", "-t", "localhost/mamba-retire/foreign", str(tmp_path))
+    podman("build", "-q", "--network=none", "-t", "localhost/mamba-retire/foreign", str(tmp_path))
     dockerfile = ROOT / "docs" / "docker" / f"Dockerfile.{name}"
     done = podman(
         "build",

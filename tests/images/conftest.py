@@ -54,7 +54,9 @@ def derived(tmp_path: Path) -> Iterator[Callable[..., str]]:
     def build(*lines: str, options: tuple[str, ...] = ()) -> str:
         name = f"localhost/mamba-retire/derived:{len(made)}"
         (tmp_path / "Containerfile").write_text("\n".join(lines) + "\n")
-        podman("build", "-q", "--layers=false", "-t", name, *options, str(tmp_path))
+        podman(
+            "build", "-q", "--network=none", "--layers=false", "-t", name, *options, str(tmp_path)
+        )
         made.append(name)
         return name
 

@@ -96,7 +96,7 @@ def several(
         + f'RUN echo "{WHERE}" > /srv/app/serve.py && ln -s app/serve.py /srv/start.py\n'
     )
     name = "localhost/mamba-retire/several"
-    podman("build", "-q", "--layers=false", "-t", name, str(context))
+    podman("build", "-q", "--network=none", "--layers=false", "-t", name, str(context))
     yield name
     podman("rmi", "--force", name)
 

@@ -40,7 +40,7 @@ def image(
     context = tmp_path_factory.mktemp("context")
     (context / "Containerfile").write_text(f"FROM {base}\n{INSTALL}\n")
     name = f"localhost/mamba-retire/rolled-out:{request.param}"
-    podman("build", "-q", "-t", name, MOUNTS[1], str(context))
+    podman("build", "-q", "--network=none", "-t", name, MOUNTS[1], str(context))
     yield name
     podman("rmi", "--force", name)
 

@@ -65,4 +65,4 @@ def _build(name: str, text: str, options: tuple[str, ...], *files: str) -> None:
         for file in files:
             shutil.copy(file, context)
         Path(context, "Containerfile").write_text(text)
-        local_images._run("podman", "build", "-q", *options, "-t", name, context)
+        local_images._run("podman", "build", "-q", "--network=none", *options, "-t", name, context)

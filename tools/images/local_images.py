@@ -116,7 +116,16 @@ def _make_image(version: str) -> str:
             f"FROM {BASE}\nCOPY light-lane.pth /{_SITE}/\n"
             f"COPY --from=release . /{_SITE}/\nENTRYPOINT ['python3']\n".replace("'", '"')
         )
-        _run("podman", "build", "-q", "-t", name, f"--build-context=release={tree}", making)
+        _run(
+            "podman",
+            "build",
+            "-q",
+            "--network=none",
+            "-t",
+            name,
+            f"--build-context=release={tree}",
+            making,
+        )
     return name
 
 
