@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 from tools.env import provision
@@ -53,3 +56,16 @@ def test_a_step_that_fails_ends_with_its_output() -> None:
     code = "print('the reason'); raise SystemExit(3)"
     with pytest.raises(provision.ProvisionError, match=r"(?s)the step failed: .*the reason"):
         provision.run("the step", sys.executable, "-c", code)
+
+
+def test_waiting_for_another_run_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(provision, "CACHE", tmp_path)
+    with provision._lock("free"):
+        assert capsys.readouterr().out == ""
+    other = (tmp_path / "taken.lock").open("w")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    threading.Timer(0.5, other.close).start()
+    with provision._lock("taken"):
+        assert "waiting for another run, which holds" in capsys.readouterr().out

@@ -21,12 +21,13 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from packaging.requirements import Requirement
 
 from tools.table import rows as table
@@ -323,6 +324,16 @@ def progress(output: str) -> str:
     return f"{counts}{(steps or lines)[-1]}{done}"
 
 
-def _lock(name: str) -> FileLock:
+@contextmanager
+def _lock(name: str) -> Iterator[None]:
     CACHE.mkdir(parents=True, exist_ok=True)
-    return FileLock(CACHE / f"{name}.lock")
+    lock = FileLock(CACHE / f"{name}.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        log(f"waiting for another run, which holds {lock.lock_file}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
