@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from tools.proof.sequences import ARGUMENT, OPERATIONS, Geometry, Operation
+from tools.proof.sequences import ARGUMENT, OPERATIONS, ManagerShape, Operation
 from tools.proof.traffic import Traffic
 from vllm.v1.core import single_type_kv_cache_manager as managers
 
@@ -26,11 +26,11 @@ operation = st.sampled_from([name for name, weight in OPERATIONS.items() for _ i
 
 
 @st.composite
-def geometries(draw: st.DrawFn) -> Geometry:
+def geometries(draw: st.DrawFn) -> ManagerShape:
     block = draw(st.sampled_from([2, 4]))
     # Less than a block. A step with more crosses two blocks and holds a state more, on 0.30.0 too.
     spec = draw(st.sampled_from([each for each in (0, 1, 3) if each < block]))
-    return Geometry(
+    return ManagerShape(
         block=block,
         hash_block=block,
         pool=draw(st.sampled_from([96, 32, 20])),
@@ -46,7 +46,7 @@ class Requests(RuleBasedStateMachine):
     """Requests come, compute, are rolled back, preempted and end; the oracle looks on."""
 
     @initialize(geometry=geometries())
-    def build(self, geometry: Geometry) -> None:
+    def build(self, geometry: ManagerShape) -> None:
         self.world = Traffic(geometry)
         self.oracle = Oracle(self.world)
 
@@ -69,7 +69,7 @@ class Requests(RuleBasedStateMachine):
             self.oracle.check_end()
 
 
-LONG_PROMPT_IN = Geometry(
+LONG_PROMPT_IN = ManagerShape(
     block=2, hash_block=2, pool=96, groups=1, spec=0, lag=1, retention=None, eagle=False
 )
 # A long prompt in chunks of two blocks with a step in flight: each state lies before a null gap.

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.unit.field_inputs import COMPOSE_SCRIPT, DOCKERFILE, METRICS, SCRIPT
 from vllm_mamba_retire.cli import app
 from vllm_mamba_retire.plan.command import read_command, read_file
-from vllm_mamba_retire.plan.deployment import settle
+from vllm_mamba_retire.plan.deployment import merge_sources
 from vllm_mamba_retire.plan.known_bugs import hints
 from vllm_mamba_retire.plan.metrics import read_metrics
 from vllm_mamba_retire.plan.model import find_model
@@ -492,13 +492,15 @@ def test_metrics_of_something_else_are_an_error(tmp_path: Path, text: str, said:
 def test_what_looks_like_another_bug_is_named_by_its_number(
     settings: dict[str, Any], affected: bool, preemptions: int | None, said: str
 ) -> None:
-    (hint,) = hints(settle({"given": settings}), affected, preemptions)
+    (hint,) = hints(merge_sources({"given": settings}), affected, preemptions)
     assert said in hint
 
 
 def test_nothing_is_hinted_at_without_a_sign() -> None:
-    assert not list(hints(settle({"given": {"version": "0.29.0"}}), True, 7))
-    assert not list(hints(settle({"given": {"version": "0.33.0", "drafter": "dflash"}}), False, 0))
+    assert not list(hints(merge_sources({"given": {"version": "0.29.0"}}), True, 7))
+    assert not list(
+        hints(merge_sources({"given": {"version": "0.33.0", "drafter": "dflash"}}), False, 0)
+    )
 
 
 def test_the_command_puts_metrics_and_a_pasted_command_together(tmp_path: Path) -> None:

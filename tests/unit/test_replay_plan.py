@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from vllm_mamba_retire.cli import app
-from vllm_mamba_retire.plan.deployment import Deployment, settle
+from vllm_mamba_retire.plan.deployment import Deployment, merge_sources
 from vllm_mamba_retire.plan.planner import Replayed, judge, keep_advice, plan, status_of
 from vllm_mamba_retire.releases import Status, load_matrix
 
@@ -33,7 +33,7 @@ LOGS = Path(__file__).parents[1] / "cases" / "logs"
 
 
 def _deployment(**changes: Any) -> Deployment:
-    return settle({"given": FIELD | changes})
+    return merge_sources({"given": FIELD | changes})
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_every_row_follows_the_mode() -> None:
 
 
 def test_the_version_may_come_with_what_stood_around_it() -> None:
-    assert settle({"given": FIELD | {"version": "v0.27.1,"}}).version == "0.27.1"
+    assert merge_sources({"given": FIELD | {"version": "v0.27.1,"}}).version == "0.27.1"
 
 
 def test_more_scheduled_tokens_than_the_limit_are_not_counted() -> None:
@@ -211,7 +211,9 @@ def test_more_scheduled_tokens_than_the_limit_are_not_counted() -> None:
 
 
 def test_of_two_sources_the_first_is_believed_and_named() -> None:
-    deployment = settle({"given": {"block": 1568, "lag": None}, "log": {**FIELD, "block": 16}})
+    deployment = merge_sources(
+        {"given": {"block": 1568, "lag": None}, "log": {**FIELD, "block": 16}}
+    )
     assert (deployment.block, deployment.origins["block"]) == (1568, "given")
     assert (deployment.budget, deployment.origins["budget"]) == (4096, "log")
     assert (deployment.lag, deployment.origins["lag"]) == (1, "default of vLLM 0.29.0")

@@ -36,7 +36,7 @@ Scope = Literal["native", "wide", "graft"]
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class ManagerShape:
     """The manager under test.
 
     Attributes:
@@ -64,7 +64,7 @@ class Geometry:
 class Sequence:
     """A manager and the operations on it, in order."""
 
-    geometry: Geometry
+    geometry: ManagerShape
     operations: tuple[Operation, ...]
 
     def to_data(self) -> dict[str, Any]:
@@ -75,10 +75,10 @@ class Sequence:
     def from_data(cls, data: dict[str, Any]) -> Sequence:
         """The inverse of `to_data`."""
         operations = tuple((str(name), a, b, c) for name, a, b, c in data["operations"])
-        return cls(Geometry(**data["geometry"]), operations)
+        return cls(ManagerShape(**data["geometry"]), operations)
 
 
-def geometry(choose: Callable[[list[Any]], Any], scope: Scope) -> Geometry:
+def geometry(choose: Callable[[list[Any]], Any], scope: Scope) -> ManagerShape:
     """Return a geometry; `choose` picks each part from a list that begins with the simplest.
 
     The scope names what a release is compared with, which limits the geometries in which its other
@@ -97,7 +97,7 @@ def geometry(choose: Callable[[list[Any]], Any], scope: Scope) -> Geometry:
     eagle = bool(spec) and free and choose([False, True])
     if scope == "wide" and eagle:
         hash_block, retention = block, None
-    return Geometry(block, hash_block, pool, groups, spec, lag, retention, eagle)
+    return ManagerShape(block, hash_block, pool, groups, spec, lag, retention, eagle)
 
 
 def seeded(seed: int, length: int, scope: Scope) -> Sequence:

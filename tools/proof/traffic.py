@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.proof.sequences import OPERATIONS, Geometry, Operation
+from tools.proof.sequences import OPERATIONS, ManagerShape, Operation
 from vllm_mamba_retire.probe import call_known
 
 _IDS = 8
@@ -41,7 +41,7 @@ class Client:
 class Traffic:
     """One manager with its requests."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: ManagerShape) -> None:
         self.geometry = geometry
         self.cache = _build_cache(geometry)
         self.pool = self.cache.block_pool
@@ -266,7 +266,7 @@ def _hasher(hash_block: int) -> Any:
     return get_request_block_hasher(hash_block, sha256)
 
 
-def _build_cache(geometry: Geometry) -> Any:
+def _build_cache(geometry: ManagerShape) -> Any:
     import torch
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import (

@@ -111,7 +111,7 @@ def plan(
         preemptions = None
         if metrics is not None:
             sources["metrics"], preemptions = read_metrics(metrics)
-        deployment = _settle(
+        deployment = _deployment(
             sources, log=log, command=_command(serve or ()), model=model, kv_memory=kv_memory
         )
         status = planner.status_of(deployment.version, load_matrix())
@@ -140,7 +140,7 @@ def _command(words: Sequence[str]) -> Command | None:
     return read_command(words) if words else None
 
 
-def _settle(
+def _deployment(
     sources: dict[str, dict[str, Any]],
     *,
     log: Path | None,
@@ -149,7 +149,7 @@ def _settle(
     kv_memory: float | None,
 ) -> Deployment:
     """Put together what is given, in this order: figures, metrics, log, command, model."""
-    from vllm_mamba_retire.plan.deployment import settle
+    from vllm_mamba_retire.plan.deployment import merge_sources
     from vllm_mamba_retire.plan.model import find_model, read_model
     from vllm_mamba_retire.plan.serverlog import read_log
     from vllm_mamba_retire.replay.scenario import InputError
@@ -162,17 +162,17 @@ def _settle(
         model = model or find_model(command.model)
     if model is not None:
         sources.update(read_model(model, command.flags if command else ()))
-    deployment = settle(sources)
+    deployment = merge_sources(sources)
     if read is not None:
         counted = deployment.block is not None and deployment.budget is not None
         geometry = deployment.geometry if counted and deployment.grouped else None
         sources["estimate from the log"] = read.estimate(geometry)
-        deployment = settle(sources)
+        deployment = merge_sources(sources)
     if kv_memory is not None:
         if deployment.block_bytes is None:
             raise InputError("kv_memory: blocks cannot be counted; give --block-bytes.")
         sources["given"]["pool"] = int(kv_memory * _GIB / deployment.block_bytes)
-        deployment = settle(sources)
+        deployment = merge_sources(sources)
     return deployment
 
 

@@ -133,7 +133,7 @@ class Deployment:
         return replace(self, **changes)
 
 
-def settle(sources: Mapping[str, Mapping[str, Any]]) -> Deployment:
+def merge_sources(sources: Mapping[str, Mapping[str, Any]]) -> Deployment:
     """Put a deployment together; of two sources that know a figure, the first counts.
 
     Raises:
