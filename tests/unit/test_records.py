@@ -450,3 +450,30 @@ def test_two_hosts_of_one_name_are_two_places(monkeypatch: pytest.MonkeyPatch) -
     here = records._file_name()
     monkeypatch.setattr(Path, "read_text", lambda _path: "another boot")
     assert records._file_name() != here
+
+
+def test_a_process_that_gets_no_thread_keeps_its_first_record(
+    process: Callable[..., Process],
+) -> None:
+    one = process()
+    one.do("import threading")
+    one.do("def none_left(thread): raise RuntimeError('no threads')")
+    one.do("threading.Thread.start = none_left")
+    one.do("keep()")
+    (entry,) = one.entries()
+    assert entry.counters is not None
+    assert entry.counters.states_freed == 2
+
+
+def test_a_recheck_that_fails_is_logged_once_and_not_tried_again(
+    process: Callable[..., Process],
+) -> None:
+    one = process()
+    one.do("import logging; lines = []")
+    one.do("logging.getLogger('vllm.mamba_retire').warning = lambda *said: lines.append(said)")
+    one.do("def fails(record): raise OSError('torn')")
+    one.do("records.keep(Record.of(Verdict(Reason.PATCHED, 'by a test.'), None, counters), fails)")
+    one.do("while not lines: time.sleep(0.01)")
+    one.do("counters.states_freed = 7")
+    assert eventually(lambda: one.entries()[0].counters == Counters(calls=3, states_freed=7))
+    one.do("assert len(lines) == 1 and 'cannot check its patch again' in lines[0][0], lines")
