@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
+from vllm_mamba_retire import activation
+from vllm_mamba_retire.keep_probe import KeepOutcome
+from vllm_mamba_retire.keep_verdict import KeepState
+from vllm_mamba_retire.names import KEEP_VARIABLE
 from vllm_mamba_retire.releases import Status
+from vllm_mamba_retire.target import find_target
+from vllm_mamba_retire.verdict import decide
 
 pytestmark = pytest.mark.about(Status.LIVE, Status.NATIVE)
 
@@ -54,3 +61,21 @@ def test_an_unknown_rule_keeps_nothing_and_stops_nothing(status: Status) -> None
     verdict = "patched" if status is Status.LIVE else "native"
     answer = said(MAMBA_RETIRE_KEEP="all", MAMBA_RETIRE="require")
     assert answer[:3] == [verdict, "unavailable", "plain"]
+
+
+@pytest.mark.parametrize(
+    "answers", [["keeps"], ["wrong"], ["plain", "plain"], ["plain", "wrong"], ["no answer"]]
+)
+def test_a_class_that_answers_otherwise_is_left_as_it_was(
+    answers: list[str], module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe answers what the test says, before and after the patch is on."""
+    own, given = module.MambaManager, iter(answers)
+    seen = activation.inspect_process(find_target(), module)
+    methods = dict(vars(own))
+    monkeypatch.setenv(KEEP_VARIABLE, "newest")
+    monkeypatch.setattr(activation, "probe_keep", lambda *_: (KeepOutcome(next(given)), "a test"))
+    verdict = activation._keep(module, own, seen, decide(seen))
+    assert verdict.state is KeepState.UNAVAILABLE
+    assert dict(vars(own)) == methods
+    assert next(given, None) is None, "not asked"
